@@ -1,0 +1,150 @@
+"""The sections of a run's config: plain, frozen pydantic models that import no torch.
+
+`flows.config.RunConfig` is made of these. A field is *semantic* (it changes the result and enters the keys of the steps
+that read its section) unless it is declared with `execution(...)` (batch shapes, threads, addresses: never in a key).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+def execution(default: Any, **kwargs: Any) -> Any:
+    """A field that says how to run, not what to compute: it never enters a step's key."""
+    return Field(default, json_schema_extra={"execution": True}, **kwargs)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def semantic(self) -> dict[str, Any]:
+        """The fields that change the result, as plain JSON values, nested sections included."""
+        return {name: value for name, value in _walk(self)}
+
+
+def _walk(section: BaseModel) -> list[tuple[str, Any]]:
+    rows = []
+    for name, field in type(section).model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("execution"):
+            continue
+        value = getattr(section, name)
+        rows.append((name, dict(_walk(value)) if isinstance(value, BaseModel) else value))
+    return rows
+
+
+class ModelConfig(Section):
+    path: str = Field("xs", description="'xs' (the toy Qwen3 model shipped here) or a local Hugging Face folder")
+
+
+class PromptsConfig(Section):
+    source: str = Field("sort", description="'sort', 'addition', or a .jsonl, .json, .txt or .parquet file")
+    digits: Positive | None = Field(None, description="size of the procedural problems (sort: 6, addition: 2)")
+    system: str | None = Field(None, description="system turn for prompts that bring none")
+    per_iteration: Positive = 128
+    samples_per_prompt: Positive = 1
+    held_out: str | None = Field(None, description="file of held-out prompts; procedural sources split by hash")
+
+
+class SamplingConfig(Section):
+    temperature: float = Field(1.0, ge=0.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0, description="0: off")
+    max_new_tokens: Positive = 512
+
+
+class EngineConfig(Section):
+    kind: Literal["transformers"] = "transformers"
+    batch: Positive = execution(128, description="trajectories decoded together")
+
+
+class RewardConfig(Section):
+    scorer: str = Field("exact", description="exact, number, math, or path/to/file.py:function")
+    timeout_s: float = Field(10.0, gt=0.0, description="seconds a sample may take before it is marked failed")
+    attempts: Positive = 1
+    truncated: Literal["keep", "zero", "soft"] = "keep"
+    overlong_buffer: Positive = 4096
+    overlong_factor: float = Field(1.0, ge=0.0)
+    workers: Positive = execution(1, description="scorer processes")
+
+
+class ReplayConfig(Section):
+    temperature: float | None = Field(None, description="must equal sampling.temperature, its default")
+
+
+class AdvantageConfig(Section):
+    estimator: str = Field("gae", description="a name in ops.advantages.ESTIMATORS")
+    gamma: Fraction = 1.0
+    lam: Fraction = 0.95
+    lam_critic: Fraction | None = Field(None, description="lambda of the returns; lam if unset (VC-PPO)")
+    length_alpha: float | None = Field(None, gt=0.0, description="lam = max(0, 1 - 1/(alpha * actions)) (VAPO)")
+    bootstrap_truncated: bool = False
+    whiten: bool = False
+    std: Literal["population", "unbiased"] = "population"
+    mask_truncated: bool = Field(False, description="leave truncated trajectories out of the loss")
+    eps: float = Field(1e-6, ge=0.0)
+
+
+class OptimizerConfig(Section):
+    lr: Rate = 1e-6
+    betas: list[float] = Field([0.9, 0.95], min_length=2, max_length=2)
+    eps: float = Field(1e-8, gt=0.0)
+    weight_decay: float = Field(0.0, ge=0.0)
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    decay_steps: int = Field(0, ge=0, description="optimizer steps until lr reaches 0 (linear, cosine)")
+
+    @model_validator(mode="after")
+    def _decay_needs_its_length(self) -> "OptimizerConfig":
+        if self.schedule != "constant" and self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"decay_steps {self.decay_steps} with schedule {self.schedule!r}: it must exceed warmup_steps "
+                f"({self.warmup_steps}); set the total number of optimizer steps"
+            )
+        return self
+
+
+class CriticConfig(Section):
+    kind: Literal["none", "shared", "separate"] = Field("shared", description="shared: a head on the policy's trunk")
+    lr: Rate = Field(1e-5, description="the separate critic's trunk")
+    head_lr: Rate = Field(1e-4, description="the value head")
+    loss_weight: float = Field(0.5, ge=0.0)
+    clip: float | None = Field(0.2, gt=0.0, description="value clip range; unset: no clipping")
+    warmup_iterations: int = Field(0, ge=0, description="first iterations that train the critic only")
+
+
+class TrainConfig(Section):
+    loss: str = Field("ppo_clip", description="a name in ops.losses.POLICY_LOSSES")
+    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
+    clip_high: float = Field(0.2, gt=0.0)
+    dual_clip: float | None = Field(None, gt=1.0)
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"
+    horizon: Positive = Field(8192, description="divisor of seq_mean_token_sum")
+    entropy_bonus: float = Field(0.0, ge=0.0)
+    epochs: Positive = 1
+    mini_batch: Positive = Field(64, description="trajectories in one optimizer step")
+    old_logp_source: Literal["replay", "rollout"] = "replay"
+    optimizer: OptimizerConfig = OptimizerConfig()
+    micro_tokens: Positive = execution(4096, description="most tokens in one packed micro-batch")
+
+
+class WarmStartConfig(Section):
+    steps: int = Field(0, ge=0, description="supervised steps on the task's demonstrations; 0: none")
+    batch: Positive = 64
+    seed: int = Field(0, ge=0, description="its own seed: runs with different seeds share one warm start")
+    optimizer: OptimizerConfig = OptimizerConfig(lr=2e-3, betas=[0.9, 0.98], weight_decay=0.01, warmup_steps=30)
+
+
+class EvaluateConfig(Section):
+    problems: int = Field(384, ge=0, description="held-out problems, before and after; 0: no evaluation")
+
+
+class ResourcesConfig(Section):
+    store: str | None = execution(None, description="fsspec URL of the artifact store; unset: <home>/store")
+    ray_address: str = execution("local", description="'local' or the address of a Ray cluster")
+    threads: Positive = execution(2, description="CPU threads of the engine and of each trainer rank")
