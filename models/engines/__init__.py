@@ -1,0 +1,1 @@
+"""Rollout engines: one contract, several engines behind it."""

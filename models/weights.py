@@ -1,0 +1,96 @@
+"""Named tensors in safetensors files, and the digest that says which weights somebody holds."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+class WeightsMismatch(ValueError):
+    """Weights that are not the ones asked for."""
+
+
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """sha256 (hex) over each tensor's name, dtype, shape and bytes, in the order of the names.
+
+    Independent of file layout, shards, device and memory layout. An output head equal to the embedding is left out, so
+    that a tied model has one digest whether the head is listed or not.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(without_tied_head(tensors).items()):
+        header = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        digest.update(json.dumps(header).encode() + b"\n")
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def without_tied_head(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors, less an output head whose values are the embedding's."""
+    head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
+    tied = head is not None and embedding is not None and _same(head, embedding)
+    return {name: tensor for name, tensor in tensors.items() if not (tied and name == HEAD)}
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    # By bytes: NaN weights must not make a tied head look untied.
+    return a.data_ptr() == b.data_ptr() or bytes(_bytes(a)) == bytes(_bytes(b))
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a Hugging Face folder: one file, or the shards that its index names.
+
+    Raises FileNotFoundError if there is neither, or if a shard is missing.
+    """
+    folder = Path(folder)
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    if not (folder / INDEX_FILE).is_file():
+        raise FileNotFoundError(
+            f"{folder}: no {WEIGHTS_FILE} and no {INDEX_FILE}; weights must be safetensors: "
+            "convert others with model.save_pretrained(folder)"
+        )
+    weight_map: dict[str, str] = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
+    files = [folder / name for name in sorted(set(weight_map.values()))]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise FileNotFoundError(f"{folder}: {INDEX_FILE} names {missing}, which are not there; copy every shard")
+    return files
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a Hugging Face folder, on the CPU, in the file's dtype. Raises ValueError for a broken file."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            tensors.update(load_file(path))
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a readable safetensors file ({error}); copy it again") from error
+    return tensors
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Writes model.safetensors into `folder` (the same tensors give the same bytes) and returns their digest."""
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in without_tied_head(tensors).items()}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    save_file(kept, Path(folder) / WEIGHTS_FILE, metadata={"format": "pt"})
+    return tensors_digest(kept)
+
+
+def require_digest(holder: str, got: str, wanted: str) -> None:
+    """Raises WeightsMismatch unless the two digests are equal."""
+    if got != wanted:
+        raise WeightsMismatch(f"{holder}: weights of digest {got} where {wanted} is wanted; publish that policy again")
