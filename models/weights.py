@@ -29,7 +29,7 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     for name, tensor in sorted(without_tied_head(tensors).items()):
         header = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         digest.update(json.dumps(header).encode() + b"\n")
-        digest.update(_bytes(tensor))
+        digest.update(memoryview(_flat_bytes(tensor.cpu()).numpy()))
     return digest.hexdigest()
 
 
@@ -44,11 +44,11 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     # By bytes: NaN weights must not make a tied head look untied.
-    return a.data_ptr() == b.data_ptr() or bytes(_bytes(a)) == bytes(_bytes(b))
+    return torch.equal(_flat_bytes(a), _flat_bytes(b))
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def weight_files(folder: Path) -> list[Path]:
