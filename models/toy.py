@@ -1,7 +1,7 @@
 """The toy model "xs": a Qwen3 of 0.30 M parameters and a byte-level tokenizer, as an ordinary Hugging Face folder.
 
-It learns the procedural tasks on two CPU cores. Its bytes depend on the seed alone: the weights come from the raw Philox
-stream, the tokenizer from a fixed corpus, the JSON files from literals.
+It learns the procedural tasks on two CPU cores. Its bytes depend on the seed alone: the weights come from the raw
+Philox stream, the tokenizer from a fixed corpus, the JSON files from literals.
 """
 
 import json

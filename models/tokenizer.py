@@ -1,0 +1,139 @@
+"""A folder's tokenizer: prompts to token ids through the chat template, and ids back to text."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from jinja2.exceptions import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from models.folder import FolderError, read_config, read_json
+
+FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+]
+PRIVATE_USE = range(0xF0000, 0xFFFFE)  # code points without a meaning
+
+Message = dict[str, object]  # role, content, and what else the template reads
+
+
+class Tokenizer:
+    """Text ⇄ token ids. The same folder contents give the same `digest`.
+
+    The text of a message can never open or close a turn: what looks like a control token in it (`<|im_end|>`) is
+    encoded as plain characters. Tags that are ordinary vocabulary (`<tool_call>`, `<think>`) keep their own tokens.
+    """
+
+    context: int  # tokens of prompt and answer together
+    eos_ids: tuple[int, ...]  # the tokenizer's own first, then generation_config.json's others
+    digest: str  # sha256 (hex) of the tokenizer's files and eos_ids
+    template_digest: str  # sha256 (hex) of the chat template
+
+    def __init__(self, folder: Path) -> None:
+        """Raises FolderError for a folder without a usable tokenizer, end-of-sequence token or chat template."""
+        folder = Path(folder)
+        self.context = read_config(folder).context
+        self._tokenizer = _load(folder)
+        self.eos_ids = _eos_ids(folder, self._tokenizer.eos_token_id)
+        self.digest = _digest(folder, self.eos_ids)
+        self.template_digest = hashlib.sha256(_template(folder, self._tokenizer).encode()).hexdigest()
+        control = [t.content for t in self._tokenizer.added_tokens_decoder.values() if t.special]
+        alternatives = "|".join(re.escape(token) for token in control)
+        # The first character of a control token's text; the look-ahead also finds overlapping ones.
+        self._control = re.compile(f"(?=(?:{alternatives}))(.)", re.DOTALL) if control else None
+
+    def __len__(self) -> int:
+        """Ids that the tokenizer knows, added tokens included."""
+        return len(self._tokenizer)
+
+    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation through the chat template, with the header of the assistant's turn at its end.
+
+        Raises ValueError for messages that the template refuses.
+        """
+        mark = _unused(json.dumps(messages, ensure_ascii=False))
+        guarded = [_map_text(message, lambda text: self._guard(text, mark)) for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(guarded, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ValueError(f"messages {messages!r}: the chat template refuses them: {error}") from error
+        return self._encode(text, mark)
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text, without any template or control token: `decode` gives it back."""
+        mark = _unused(text)
+        return self._encode(self._guard(text, mark), mark)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Every id's text, control tokens included; invalid UTF-8 becomes U+FFFD, an unknown id nothing."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _guard(self, text: str, mark: str) -> str:
+        """Cuts every control token's text after its first character, so that its parts are encoded apart."""
+        return self._control.sub(rf"\1{mark}", text) if self._control else text
+
+    def _encode(self, text: str, mark: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text {text!r} is no valid Unicode ({error.reason}); correct the prompt") from error
+        pieces = self._tokenizer(text.split(mark), add_special_tokens=False)["input_ids"]
+        return [token for piece in pieces for token in piece]
+
+
+def _load(folder: Path) -> PreTrainedTokenizerBase:
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
+        raise FolderError(f"{folder}: no tokenizer.json; copy the model's tokenizer files into the folder")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise FolderError(f"{folder}: transformers cannot load the tokenizer ({error}); copy it again") from error
+
+
+def _eos_ids(folder: Path, own: int | None) -> tuple[int, ...]:
+    if own is None:
+        raise FolderError(f"{folder}: the tokenizer has no eos_token; name one in tokenizer_config.json")
+    path = folder / "generation_config.json"
+    listed = read_json(path).get("eos_token_id") if path.is_file() else None
+    more = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    if wrong := [value for value in more if not isinstance(value, int)]:
+        raise FolderError(f"{path}: eos_token_id {wrong[0]!r}; it must be a token id or a list of them")
+    return tuple(dict.fromkeys([own, *more]))
+
+
+def _template(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
+    if not tokenizer.chat_template:
+        raise FolderError(f"{folder}: the tokenizer has no chat template; add chat_template.jinja (ChatML, say)")
+    return tokenizer.get_chat_template()
+
+
+def _digest(folder: Path, eos_ids: tuple[int, ...]) -> str:
+    present = [name for name in FILES if (folder / name).is_file()]
+    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in present}
+    return hashlib.sha256(json.dumps([files, eos_ids], sort_keys=True).encode()).hexdigest()
+
+
+def _unused(text: str) -> str:
+    """A character that the text does not hold."""
+    return next(chr(point) for point in PRIVATE_USE if chr(point) not in text)
+
+
+def _map_text(value: object, change: Callable[[str], str]) -> object:
+    """The same JSON value with every string in it changed, keys left alone."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_text(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_text(item, change) for item in value]
+    return value
