@@ -51,27 +51,43 @@ def from_rows(rows: list, dtype: np.dtype | type) -> Ragged:
     return Ragged(values, offsets_of(np.array([len(a) for a in arrays], np.int64)))
 
 
-def from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Ragged:
-    """An Arrow list column -> Ragged; right for sliced and chunked columns, without a copy for one chunk of numbers.
+def row_sums(ragged: Ragged) -> np.ndarray:
+    """[rows] the sum of each row: int64 for bools and integers, float64 for floats; 0 for an empty row."""
+    dtype = np.float64 if ragged.values.dtype.kind == "f" else np.int64
+    sums = np.zeros(len(ragged), dtype)
+    filled = ragged.lengths > 0
+    if filled.any():
+        sums[filled] = np.add.reduceat(ragged.values, ragged.offsets[:-1][filled], dtype=dtype)
+    return sums
 
+
+def flatten(column: pa.Array | pa.ChunkedArray, name: str) -> tuple[pa.Array, np.ndarray]:
+    """An Arrow list column -> (its tokens as one flat Arrow array, [rows + 1] int64 offsets that start at 0).
+
+    Right for sliced and chunked columns, without a copy for one chunk.
     Raises ValueError, naming the column, for anything but a list of non-null numbers or bools without null rows.
     """
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise ValueError(f"{name}: {column.type}; it must be a list column")
+    if not (pa.types.is_primitive(column.type.value_type)):
+        raise ValueError(f"{name}: {column.type}; its items must be numbers or bools")
     if column.null_count:
         raise ValueError(f"{name}: {column.null_count} null rows; every row needs a list, if need be an empty one")
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    flat = [chunk.flatten() for chunk in chunks]
-    if nulls := sum(values.null_count for values in flat):
-        raise ValueError(f"{name}: {nulls} null tokens; fill them before")
     # A sliced chunk keeps its parent's offsets, which then do not start at 0.
-    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks]
-    values = [array.to_numpy(zero_copy_only=False) for array in flat]
-    if len(chunks) == 1:
-        return Ragged(values[0], offsets_of(lengths[0]))
-    if not chunks:
-        return Ragged(np.zeros(0, column.type.value_type.to_pandas_dtype()), np.zeros(1, np.int64))
-    return Ragged(np.concatenate(values), offsets_of(np.concatenate(lengths)))
+    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks] or [np.zeros(0, np.int64)]
+    if any((part < 0).any() for part in lengths):
+        raise ValueError(f"{name}: list offsets decrease; they must never")
+    flat = [chunk.flatten() for chunk in chunks] or [pa.array([], column.type.value_type)]
+    if nulls := sum(tokens.null_count for tokens in flat):
+        raise ValueError(f"{name}: {nulls} null tokens; fill them before")
+    return flat[0] if len(flat) == 1 else pa.concat_arrays(flat), offsets_of(np.concatenate(lengths))
+
+
+def from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Ragged:
+    """An Arrow list column -> Ragged; as `flatten`, its values as numpy (a copy for bools, which Arrow packs in bits)."""
+    tokens, offsets = flatten(column, name)
+    return Ragged(tokens.to_numpy(zero_copy_only=False), offsets)
 
 
 def to_arrow(ragged: Ragged, value_type: pa.DataType) -> pa.ListArray:
