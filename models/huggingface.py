@@ -4,13 +4,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from models.folder import FolderConfig, FolderError, read_config
 from models.tokenizer import Tokenizer
-from models.weights import HEAD, weight_files
-
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+from models.weights import HEAD, stored_dtype, stored_shapes
 
 
 @dataclass(frozen=True)
@@ -39,22 +35,30 @@ def inspect(folder: Path) -> FolderReport:
     config = read_config(folder)
     tokenizer = Tokenizer(folder)
     _require_vocab(folder, config, tokenizer)
-    headers = _headers(folder)
-    if not config.tied and HEAD not in headers:
-        raise FolderError(f"{folder}: no {HEAD}, and tie_word_embeddings is false; set it to true, or add the tensor")
-    counted = {name: shape for name, (_, shape) in headers.items() if not (config.tied and name == HEAD)}
+    dtype, shapes = _weights(folder, config)
     return FolderReport(
         family=config.family,
         architecture=config.architecture,
-        parameters=sum(math.prod(shape) for shape in counted.values()),
+        parameters=sum(math.prod(shape) for shape in shapes.values()),
         vocab=config.vocab,
         context=config.context,
         tied=config.tied,
-        dtype=_dtype(folder, headers),
+        dtype=dtype,
         eos_ids=tokenizer.eos_ids,
         tokenizer_digest=tokenizer.digest,
         template_digest=tokenizer.template_digest,
     )
+
+
+def _weights(folder: Path, config: FolderConfig) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """dtype, and shape by tensor name, less a tied head."""
+    try:
+        dtype, shapes = stored_dtype(folder), stored_shapes(folder)
+    except (FileNotFoundError, ValueError) as error:
+        raise FolderError(str(error)) from error
+    if not config.tied and HEAD not in shapes:
+        raise FolderError(f"{folder}: no {HEAD}, and tie_word_embeddings is false; set it to true, or add the tensor")
+    return dtype, {name: shape for name, shape in shapes.items() if not (config.tied and name == HEAD)}
 
 
 def _require_vocab(folder: Path, config: FolderConfig, tokenizer: Tokenizer) -> None:
@@ -64,28 +68,3 @@ def _require_vocab(folder: Path, config: FolderConfig, tokenizer: Tokenizer) -> 
             f"{folder}: the tokenizer has token id {largest}, the model {config.vocab} embeddings; ids must be below: "
             "take tokenizer and weights from one model"
         )
-
-
-def _headers(folder: Path) -> dict[str, tuple[str, list[int]]]:
-    """Tensor name -> (dtype as safetensors writes it, shape), over all shards."""
-    try:
-        files = weight_files(folder)
-    except FileNotFoundError as error:
-        raise FolderError(str(error)) from error
-    return {name: entry for path in files for name, entry in _header(path).items()}
-
-
-def _header(path: Path) -> dict[str, tuple[str, list[int]]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118: safe_open is no mapping
-            return {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
-    except SafetensorError as error:
-        raise FolderError(f"{path}: not a readable safetensors file ({error}); copy it again") from error
-
-
-def _dtype(folder: Path, headers: dict[str, tuple[str, list[int]]]) -> str:
-    found = sorted({dtype for dtype, _ in headers.values()})
-    if len(found) != 1 or found[0] not in DTYPES:
-        raise FolderError(f"{folder}: weights of type {found}; all must be one of {list(DTYPES)}: convert the model")
-    return DTYPES[found[0]]

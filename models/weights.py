@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+FLOAT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> torch's
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
@@ -71,6 +72,34 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape, over all shards, from the files' headers alone."""
+    return {name: shape for name, (_, shape) in _headers(folder).items()}
+
+
+def stored_dtype(folder: Path) -> str:
+    """The one float type of the stored weights, as torch names it. Raises ValueError for several or another type."""
+    found = sorted({dtype for dtype, _ in _headers(folder).values()})
+    if len(found) != 1 or found[0] not in FLOAT_TYPES:
+        raise ValueError(
+            f"{folder}: weights of type {found}; all must be one of {list(FLOAT_TYPES)}: convert the model"
+        )
+    return FLOAT_TYPES[found[0]]
+
+
+def _headers(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: entry for path in weight_files(folder) for name, entry in _header(path).items()}
+
+
+def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+    except SafetensorError as error:
+        raise _broken(path, error) from error
+
+
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a Hugging Face folder, on the CPU, in the file's dtype. Raises ValueError for a broken file."""
     tensors: dict[str, torch.Tensor] = {}
@@ -78,8 +107,12 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         try:
             tensors.update(load_file(path))
         except SafetensorError as error:
-            raise ValueError(f"{path}: not a readable safetensors file ({error}); copy it again") from error
+            raise _broken(path, error) from error
     return tensors
+
+
+def _broken(path: Path, error: SafetensorError) -> ValueError:
+    return ValueError(f"{path}: not a readable safetensors file ({error}); copy it again")
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> str:

@@ -1,0 +1,141 @@
+"""The `transformers` rollout engine: batched sampling with a key-value cache, on the CPU or one GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from models.engines.contract import (
+    GREEDY,
+    SAMPLED,
+    Completion,
+    EngineHealth,
+    NonFiniteLogits,
+    NotReady,
+    Request,
+    SamplingParams,
+    require_room,
+)
+from models.engines.decoding import Decoded, decode
+from models.engines.sampling import uniforms
+from models.folder import FolderConfig, read_config
+from models.weights import WeightsMismatch, require_digest, stored_dtype, tensors_digest
+
+
+@dataclass(frozen=True)
+class _Serving:
+    model: PreTrainedModel
+    config: FolderConfig
+    version: int
+    digest: str
+
+
+class TransformersEngine:
+    """A RolloutEngine (contract.py). Weights keep the files' dtype; a GPU is used where there is one.
+
+    The batch plan is a function of the requests' lengths and `batch`: the same call gives the same bytes on the CPU.
+    Another `batch` changes the last bits of the logits, and so, once in a while, a token whose draw was a close call.
+    """
+
+    name = "transformers"
+    version: str = transformers.__version__
+
+    def __init__(self, batch: int, threads: int) -> None:
+        """batch: trajectories decoded together; threads: CPU threads, of the whole process."""
+        if batch < 1:
+            raise ValueError(f"engine.batch is {batch}; it must be at least 1")
+        torch.set_num_threads(threads)
+        self._batch = batch
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._serving: _Serving | None = None
+
+    @property
+    def policy_digest(self) -> str | None:
+        return self._serving.digest if self._serving else None
+
+    def logprob_semantics(self, params: SamplingParams) -> str:
+        return GREEDY if params.greedy else SAMPLED
+
+    def health(self) -> EngineHealth:
+        serving = self._serving
+        return EngineHealth(
+            ready=serving is not None,
+            engine=f"{self.name} {self.version}",
+            device=str(self._device),
+            policy_version=serving.version if serving else None,
+            policy_digest=serving.digest if serving else None,
+            context=serving.config.context if serving else None,
+        )
+
+    def update_weights(self, folder: Path, version: int, digest: str) -> None:
+        """See the contract. Weights that are served already are not loaded again."""
+        if self._serving and self._serving.digest == digest:
+            self._serving = _Serving(self._serving.model, self._serving.config, version, digest)
+            return
+        config = read_config(folder)
+        model = _load(Path(folder), self._device)
+        # What the model holds now, not what the file says: a tensor that never arrived shows here.
+        require_digest(f"engine, loaded from {folder}", tensors_digest(model.state_dict()), digest)
+        self._serving = _Serving(model, config, version, digest)
+
+    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+        """See the contract. Batches are cut from the requests in order of prompt length, to spare padding."""
+        if self._serving is None:
+            raise NotReady("the engine has no weights yet; call update_weights first")
+        for request in requests:
+            _check(request, self._serving.config)
+        order = sorted(range(len(requests)), key=lambda index: len(requests[index].token_ids))
+        completions: dict[int, Completion] = {}
+        for start in range(0, len(order), self._batch):
+            chosen = order[start : start + self._batch]
+            completions |= zip(chosen, _complete(self._serving, [requests[i] for i in chosen], params), strict=True)
+        return [completions[index] for index in range(len(requests))]
+
+
+def _complete(serving: _Serving, requests: list[Request], params: SamplingParams) -> list[Completion]:
+    room = [min(params.max_new_tokens, serving.config.context - len(r.token_ids)) for r in requests]
+    streams = [uniforms(request.seed, count) for request, count in zip(requests, room, strict=True)]
+    decoded = decode(serving.model, [r.token_ids for r in requests], streams, params)
+    return [_completion(serving, request, row) for request, row in zip(requests, decoded, strict=True)]
+
+
+def _completion(serving: _Serving, request: Request, row: Decoded) -> Completion:
+    if not np.isfinite(row.logprobs).all():
+        step = int(np.flatnonzero(~np.isfinite(row.logprobs))[0])
+        raise NonFiniteLogits(
+            f"{request.trajectory_id}: logits of new token {step} are not finite under policy version "
+            f"{serving.version} (digest {serving.digest}); its weights are broken: go back to an earlier version"
+        )
+    reason = "stop" if row.stopped else "length"
+    return Completion(request.trajectory_id, row.token_ids, row.logprobs, reason, serving.version, serving.digest)
+
+
+def _check(request: Request, config: FolderConfig) -> None:
+    ids = request.token_ids
+    name = f"trajectory {request.trajectory_id}"
+    if len(ids) == 0:
+        raise ValueError(f"{name}: an empty prompt; it needs at least one token")
+    require_room(name, len(ids), config.context)
+    if (outside := ids[(ids < 0) | (ids >= config.vocab)]).size:
+        raise ValueError(
+            f"{name}: token id {outside[0]}; ids must be in [0, {config.vocab}): use the policy's own tokenizer"
+        )
+    if not 0 <= request.seed < 2**64:
+        raise ValueError(f"{name}: seed {request.seed}; it must be in [0, 2^64)")
+
+
+def _load(folder: Path, device: torch.device) -> PreTrainedModel:
+    """The folder's model, in the dtype of its files. Raises WeightsMismatch for files that cannot be its weights."""
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        dtype = getattr(torch, stored_dtype(folder))
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise WeightsMismatch(f"{folder}: cannot be loaded ({error}); publish that policy again") from error
+    return model.to(device).eval()
