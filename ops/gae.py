@@ -26,17 +26,18 @@ def gae(
 
         delta_t = r_t + gamma * V_next - V_t,    A_t = delta_t + gamma * lam * A_next,    R_t = A_t + V_t
 
-    with A = 0 and V = bootstrap_values[row] (0 if not given) after the last one. Options: `lam_critic` is the lam of the
-    returns alone (VC-PPO 2503.01491); `length_alpha` replaces lam by max(0, 1 - 1 / (length_alpha * actions)) in each
-    row, also in the returns unless lam_critic is given (VAPO 2504.05118).
+    with A = 0 and V = bootstrap_values[row] (0 if not given) after the last one. Options: `lam_critic` is the lam of
+    the returns alone (VC-PPO 2503.01491); `length_alpha` replaces lam by max(0, 1 - 1 / (length_alpha * actions)) in
+    each row, also in the returns unless lam_critic is given (VAPO 2504.05118).
 
     token_rewards, values list<float32>, action_mask list<bool>: all over the full stream, sliced or chunked at will.
     values[i] is the value of the state that token i was sampled in. What stands at non-action tokens is never read.
     bootstrap_values [rows] float: the value after the last action token.
 
     Returns (advantages, returns), list<float32>, 0 at non-action tokens; accumulated in float64.
-    Raises ValueError, naming the argument, for missing values, unequal lengths, offsets that decrease, nulls, gamma or lam
-    outside [0, 1], length_alpha not above 0, bootstrap values that are not finite. Source: GAE 1506.02438; math.md 3.
+    Raises ValueError, naming the argument, for missing values, unequal lengths, offsets that decrease, nulls, gamma or
+    lam outside [0, 1], length_alpha not above 0, bootstrap values that are not finite.
+    Source: GAE 1506.02438; math.md 3.
     """
     _check_fraction("gamma", gamma)
     _check_fraction("lam", lam)

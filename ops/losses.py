@@ -15,11 +15,11 @@ AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")
 
 @dataclass(frozen=True)
 class LossOptions:
-    """clip_low, clip_high: how far the ratio may move below and above 1; dual_clip: the cap c > 1 for A < 0, or None."""
+    """How far the ratio may move from 1 before a token stops to teach."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
+    clip_low: float = 0.2  # below 1
+    clip_high: float = 0.2  # above 1
+    dual_clip: float | None = None  # c > 1: for A < 0 the loss is at most -c A
 
 
 PolicyLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, LossOptions], torch.Tensor]
@@ -30,8 +30,8 @@ def ppo_clip(
 ) -> torch.Tensor:
     """max(-A r, -A clip(r, 1 - low, 1 + high)) with r = exp(logprobs - old_logprobs); for A < 0 at most -A c if dual.
 
-    All [tokens] float32, the result too; unmasked (see `aggregate`). Source: PPO 1707.06347; clip-higher DAPO 2503.14476;
-    dual clip 1912.09729.
+    All [tokens] float32, the result too; unmasked (see `aggregate`).
+    Source: PPO 1707.06347; unequal clips DAPO 2503.14476; dual clip 1912.09729.
     """
     ratio = torch.exp((logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     clipped = ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
@@ -68,19 +68,20 @@ def value_loss(
 def aggregate(
     per_token: torch.Tensor, loss_mask: torch.Tensor, offsets: torch.Tensor, mode: str, horizon: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(numerator, denominator) of some trajectories: sum both over the micro-batches of a step, and the loss is the ratio.
+    """(numerator, denominator) of some trajectories: summed over all micro-batches of a step, their ratio is the loss.
 
         token_mean             sum of m l                                  / tokens with m
         seq_mean_token_mean    sum over trajectories of (mean over m of l) / trajectories
         seq_mean_token_sum     sum of m l, over horizon                    / trajectories     (Dr.GRPO 2503.20783)
 
-    So a micro-batch's loss is numerator / `step_denominator`, which is known before the first one, and the gradient does
-    not depend on how the step is split. A trajectory without a masked-in token counts and contributes 0: leave excluded
-    (failed) trajectories and padding out before. What stands at masked-out tokens is not read, be it NaN.
+    So a micro-batch's loss is numerator / `step_denominator`, which is known before the first one, and the gradient
+    does not depend on how the step is split. A trajectory without a masked-in token counts and contributes 0: leave
+    excluded (failed) trajectories and padding out before. What stands at masked-out tokens does not enter the result,
+    be it NaN.
 
-    per_token [tokens] float32; loss_mask [tokens] bool; offsets [trajectories + 1] int, offsets[0] = 0. Both are
-    float64 scalar tensors, the denominator without gradient. Raises ValueError for an unknown mode, or seq_mean_token_sum
-    without a horizon of at least 1. Source: math.md 5.
+    per_token [tokens] float32; loss_mask [tokens] bool; offsets [trajectories + 1] int, offsets[0] = 0. Both results
+    are float64 scalar tensors, the denominator without gradient. Raises ValueError for an unknown mode, or
+    seq_mean_token_sum without a horizon of at least 1. Source: math.md 5.
     """
     check_mode(mode)
     kept = torch.where(loss_mask, per_token, torch.zeros((), dtype=per_token.dtype, device=per_token.device))

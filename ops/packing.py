@@ -19,8 +19,8 @@ def pack(lengths: np.ndarray, rows: np.ndarray, budget: int) -> list[np.ndarray]
     """Packs rows into micro-batches of at most `budget` tokens by first-fit decreasing (Johnson 1973).
 
     lengths [all rows] tokens of each row; rows: the row numbers to pack. A row longer than the budget goes alone.
-    Returns row numbers per micro-batch, in the order in which the micro-batches were opened. Equal lengths keep the order
-    of `rows`, so the result is deterministic. Raises ValueError for budget < 1.
+    Returns row numbers per micro-batch, in the order in which the micro-batches were opened. Equal lengths keep the
+    order of `rows`, so the result is deterministic. Raises ValueError for budget < 1.
     """
     if budget < 1:
         raise ValueError(f"budget {budget}: a micro-batch needs at least 1 token")

@@ -85,7 +85,7 @@ def flatten(column: pa.Array | pa.ChunkedArray, name: str) -> tuple[pa.Array, np
 
 
 def from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Ragged:
-    """An Arrow list column -> Ragged; as `flatten`, its values as numpy (a copy for bools, which Arrow packs in bits)."""
+    """An Arrow list column -> Ragged: as `flatten`, with numpy values (a copy for bools, which Arrow packs in bits)."""
     tokens, offsets = flatten(column, name)
     return Ragged(tokens.to_numpy(zero_copy_only=False), offsets)
 

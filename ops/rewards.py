@@ -3,9 +3,19 @@
 import numpy as np
 import pyarrow as pa
 
-from ops.ragged import Ragged, from_arrow, offsets_of, to_arrow
+from ops.ragged import Ragged, from_arrow, to_arrow
 
 TRUNCATION_MODES = ("keep", "zero", "soft")
+
+
+def scored(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """A reward column -> [rows] float64, NaN where scoring failed.
+
+    Raises ValueError for null rewards: null means not scored yet, and numpy would turn it into NaN, which means failed.
+    """
+    if column.null_count:
+        raise ValueError(f"reward: {column.null_count} of {len(column)} not scored yet; run the score step first")
+    return column.to_numpy().astype(np.float64)
 
 
 def scatter(
@@ -15,11 +25,12 @@ def scatter(
 ) -> tuple[pa.ListArray, int]:
     """One reward per trajectory onto its last action token, plus optional per-token rewards.
 
-    rewards [rows] float; action_mask list<bool>; token_rewards list<float>, of any tokens: one that lies on a token which
-    the policy did not sample moves to the last action token before it (to the first one if none is before it), so that
-    the sum of a row's rewards is preserved. A row with a non-finite reward (a failed scorer) gets zeros only.
+    rewards [rows] float; action_mask list<bool>; token_rewards list<float>, of any tokens: one that lies on a token
+    which the policy did not sample moves to the last action token before it (to the first one if none is before it), so
+    that the sum of a row's rewards is preserved. A row with a non-finite reward (a failed scorer) gets zeros only.
 
-    Returns (list<float32> over the full stream, number of rows whose finite reward found no action token). Raises ValueError for lengths that differ, naming the argument. Source: math.md 2.
+    Returns (list<float32> over the full stream, number of rows whose finite reward found no action token).
+    Raises ValueError for lengths that differ, naming the argument. Source: math.md 2.
     """
     mask = from_arrow(action_mask, "action_mask")
     rewards = np.asarray(rewards, np.float64)
@@ -27,22 +38,22 @@ def scatter(
         raise ValueError(f"rewards: shape {rewards.shape} for {len(mask)} rows of action_mask; they need one per row")
     placed = np.zeros(len(mask.values), np.float64)
     last = last_action(mask)
-    scored = np.isfinite(rewards)
-    here = scored & (last >= 0)
+    finite = np.isfinite(rewards)
+    here = finite & (last >= 0)
     placed[last[here]] = rewards[here]
     if token_rewards is not None:
-        _add_token_rewards(placed, from_arrow(token_rewards, "token_rewards"), mask, scored)
-    unplaced = int((scored & (last < 0)).sum())
+        _add_token_rewards(placed, from_arrow(token_rewards, "token_rewards"), mask, finite)
+    unplaced = int((finite & (last < 0)).sum())
     return to_arrow(mask.like(placed.astype(np.float32)), pa.float32()), unplaced
 
 
-def _add_token_rewards(placed: np.ndarray, extra: Ragged, mask: Ragged, scored: np.ndarray) -> None:
+def _add_token_rewards(placed: np.ndarray, extra: Ragged, mask: Ragged, finite: np.ndarray) -> None:
     if not np.array_equal(extra.offsets, mask.offsets):
         raise ValueError(
             "token_rewards: its rows differ in length from action_mask's; both need the full stream's length"
         )
     home = _nearest_action(mask)
-    use = np.repeat(scored, mask.lengths) & (home >= 0)
+    use = np.repeat(finite, mask.lengths) & (home >= 0)
     np.add.at(placed, home[use], extra.values[use].astype(np.float64))
 
 
