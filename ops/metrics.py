@@ -1,0 +1,109 @@
+"""The metrics that every iteration carries (math.md 7), as far as they come from arrays and tables.
+
+Each function returns {name: value}. Statistics are of the population, over what is finite and inside the mask; a metric
+that has nothing to measure is left out, since 0 would be a lie and NaN is not JSON.
+"""
+
+import numpy as np
+
+from ops.groups import statistics
+from ops.ragged import Ragged
+
+# A group whose rewards differ by no more than rounding teaches nothing: std at most this.
+ZERO_STD = 1e-8
+
+
+def describe(name: str, values: np.ndarray, *kinds: str) -> dict[str, float]:
+    """{name/kind: statistic} of the finite values; kinds among mean, std, min, max (none given: all)."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not len(finite):
+        return {}
+    functions = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
+    return {f"{name}/{kind}": float(functions[kind](finite)) for kind in kinds or functions}
+
+
+def reward_metrics(rewards: np.ndarray, components: dict[str, np.ndarray] | None = None) -> dict[str, float]:
+    """rewards [rows] float, non-finite: failed; components {name: [rows] float}, NaN where a row lacks one."""
+    metrics = describe("reward", rewards)
+    for name, values in (components or {}).items():
+        metrics |= describe(f"reward/{name}", values)
+    return metrics | {"reward/failed": float((~np.isfinite(rewards)).sum())}
+
+
+def group_metrics(rewards: np.ndarray, groups: np.ndarray) -> dict[str, float]:
+    """How many groups have two or more finite rewards, and how many and which share of these have a std of 0.
+
+    rewards [rows] float, groups [rows] int64 group numbers.
+    """
+    seen = statistics(rewards, groups)
+    compared = seen.finite >= 2
+    flat = int((seen.std[compared] <= ZERO_STD).sum())
+    metrics = {"groups/count": float(compared.sum()), "groups/zero_std": float(flat)}
+    return metrics | ({"groups/zero_std_ratio": flat / int(compared.sum())} if compared.any() else {})
+
+
+def rollout_metrics(lengths: np.ndarray, truncated: np.ndarray, turns: np.ndarray) -> dict[str, float]:
+    """lengths [rows] sampled tokens; truncated [rows] bool; turns [rows] generated turns."""
+    metrics = describe("response_length", lengths, "mean", "max") | describe("turns", turns, "mean", "max")
+    if len(truncated):
+        metrics["truncated/ratio"] = float(np.mean(truncated))
+    counts = zip(*np.unique(turns, return_counts=True), strict=True)
+    return metrics | {f"turns/count_{int(turn)}": float(rows) for turn, rows in counts}
+
+
+def advantage_metrics(
+    advantages: Ragged, loss_mask: Ragged, values: Ragged | None = None, returns: Ragged | None = None
+) -> dict[str, float]:
+    """Of the loss_mask tokens: advantages and, with a critic, values, returns and the explained variance."""
+    metrics = describe("advantage", advantages.values[loss_mask.values], "mean", "std")
+    if values is None or returns is None:
+        return metrics
+    kept_values, kept_returns = values.values[loss_mask.values], returns.values[loss_mask.values]
+    metrics |= describe("value", kept_values, "mean") | describe("return", kept_returns, "mean")
+    if len(kept_returns):
+        metrics["value/explained_variance"] = explained_variance(kept_values, kept_returns)
+    return metrics
+
+
+def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
+    """1 - var(R - V) / var(R), population, [n] each; 0 if all returns are equal. Source: math.md 5."""
+    values, returns = values.astype(np.float64), returns.astype(np.float64)
+    if not len(returns) or (returns == returns[0]).all():
+        return 0.0
+    return float(1.0 - np.var(returns - values) / np.var(returns))
+
+
+def logprob_gap(old_logprobs: Ragged, rollout_logprobs: Ragged, action_mask: Ragged) -> dict[str, float]:
+    """|trainer's - engine's| log-prob of the sampled tokens: mean and max."""
+    sampled = action_mask.values
+    gap = np.abs(old_logprobs.values[sampled].astype(np.float64) - rollout_logprobs.values[sampled])
+    return describe("engine_logprob_gap", gap, "mean", "max")
+
+
+def policy_metrics(
+    logprobs: np.ndarray, old_logprobs: np.ndarray, advantages: np.ndarray, clip_low: float, clip_high: float
+) -> dict[str, float]:
+    """Of the loss_mask tokens of one optimizer step, [n] float each: how far the policy is from the one that sampled.
+
+    The ratio e^d, d = logprobs - old_logprobs; the share of tokens whose gradient the clip cuts, below (A < 0, ratio
+    under 1 - clip_low) and above (A > 0, ratio over 1 + clip_high); and KL(old || new), estimated on tokens sampled
+    from old, by k2 = d^2 / 2 and k3 = e^d - 1 - d. Source: math.md 5, 7.
+    """
+    if not len(logprobs):
+        return {}
+    d = logprobs.astype(np.float64) - old_logprobs
+    ratio = np.exp(d)
+    return describe("ratio", ratio) | {
+        "clip_fraction/low": float(np.mean((advantages < 0) & (ratio < 1 - clip_low))),
+        "clip_fraction/high": float(np.mean((advantages > 0) & (ratio > 1 + clip_high))),
+        "approx_kl/k2": float(np.mean(0.5 * d**2)),
+        "approx_kl/k3": float(np.mean(np.expm1(d) - d)),
+    }
+
+
+def value_clip_fraction(values: np.ndarray, old_values: np.ndarray, returns: np.ndarray, clip: float) -> float:
+    """The share of tokens whose clipped error is the larger one, so that the value loss gives no gradient; [n] each."""
+    if not len(values):
+        return 0.0
+    clipped = old_values + np.clip(values - old_values, -clip, clip)
+    return float(np.mean((clipped - returns) ** 2 > (values - returns) ** 2))
