@@ -46,36 +46,28 @@ def gae(
     mask_bits, bit_start, offsets = _mask_bits(action_mask)
     rewards = _tokens("token_rewards", token_rewards, offsets)
     old_values = _tokens("values", values, offsets)
-    lams = _lams(lam, length_alpha, action_mask, len(offsets) - 1)
-    lams_critic = lams
-    if lam_critic is not None:
-        _check_fraction("lam_critic", lam_critic)
-        lams_critic = np.full(len(lams), lam_critic)
+    lams = _lams(lam, lam_critic, length_alpha, action_mask)
     after = _bootstrap(bootstrap_values, len(offsets) - 1)
-    advantages, returns = np.empty(offsets[-1], np.float32), np.empty(offsets[-1], np.float32)
-    _backward(
-        rewards,
-        old_values,
-        mask_bits,
-        bit_start,
-        offsets,
-        gamma,
-        gamma * lams,
-        gamma * lams_critic,
-        after,
-        advantages,
-        returns,
-    )
-    return to_arrow(Ragged(advantages, offsets), pa.float32()), to_arrow(Ragged(returns, offsets), pa.float32())
+    out = np.empty((2, offsets[-1]), np.float32)
+    _backward(rewards, old_values, mask_bits, bit_start, offsets, float(gamma), gamma * lams, after, out)
+    return to_arrow(Ragged(out[0], offsets), pa.float32()), to_arrow(Ragged(out[1], offsets), pa.float32())
 
 
 @numba.njit(cache=True, nogil=True)
 def _backward(
-    rewards, values, mask_bits, bit_start, offsets, gamma, decays, decays_critic, after, advantages, returns
-) -> None:  # pragma: no cover (compiled)
+    rewards: np.ndarray,  # [tokens] float32
+    values: np.ndarray,  # [tokens] float32
+    mask_bits: np.ndarray,  # [bytes] uint8, least significant bit first
+    bit_start: int,
+    offsets: np.ndarray,  # [rows + 1] int64
+    gamma: float,
+    decays: np.ndarray,  # [2, rows] float64: gamma * lam of the advantages, of the returns
+    after: np.ndarray,  # [rows] float64
+    out: np.ndarray,  # [2, tokens] float32: advantages, returns
+) -> None:
     for row in range(len(offsets) - 1):
+        decay, decay_critic = decays[0, row], decays[1, row]
         next_value, advantage, advantage_critic = after[row], 0.0, 0.0
-        decay, decay_critic = decays[row], decays_critic[row]
         for t in range(offsets[row + 1] - 1, offsets[row] - 1, -1):
             bit = bit_start + t
             if (mask_bits[bit >> 3] >> (bit & 7)) & 1:
@@ -83,12 +75,10 @@ def _backward(
                 delta = rewards[t] + gamma * next_value - value
                 advantage = delta + decay * advantage
                 advantage_critic = delta + decay_critic * advantage_critic
-                advantages[t] = advantage
-                returns[t] = advantage_critic + value
                 next_value = value
+                out[0, t], out[1, t] = advantage, advantage_critic + value
             else:
-                advantages[t] = 0.0
-                returns[t] = 0.0
+                out[0, t], out[1, t] = 0.0, 0.0
 
 
 def _check_fraction(name: str, value: float) -> None:
@@ -126,13 +116,18 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def _lams(lam: float, length_alpha: float | None, action_mask: ListColumn, rows: int) -> np.ndarray:
-    if length_alpha is None:
-        return np.full(rows, lam, np.float64)
-    if not length_alpha > 0:
-        raise ValueError(f"length_alpha {length_alpha}: it must be above 0")
-    actions = np.maximum(row_sums(from_arrow(action_mask, "action_mask")), 1)
-    return np.maximum(0.0, 1.0 - 1.0 / (length_alpha * actions))
+def _lams(lam: float, lam_critic: float | None, length_alpha: float | None, action_mask: ListColumn) -> np.ndarray:
+    """[2, rows] lam of the advantages and of the returns."""
+    lams = np.full((2, len(action_mask)), lam, np.float64)
+    if length_alpha is not None:
+        if not length_alpha > 0:
+            raise ValueError(f"length_alpha {length_alpha}: it must be above 0")
+        actions = np.maximum(row_sums(from_arrow(action_mask, "action_mask")), 1)
+        lams[:] = np.maximum(0.0, 1.0 - 1.0 / (length_alpha * actions))
+    if lam_critic is not None:
+        _check_fraction("lam_critic", lam_critic)
+        lams[1] = lam_critic
+    return lams
 
 
 def _bootstrap(bootstrap_values: np.ndarray | None, rows: int) -> np.ndarray:
