@@ -1,0 +1,147 @@
+"""The ledger: which steps of a run are on record, and where. A step is entered once; its key sums up what made it."""
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from data.attempt import Attempt, read_manifest
+from data.columns import SCHEMA_VERSION
+from data.config import Section
+from data.manifest import Manifest, ManifestError
+from data.request import Address, Request, StepConflict, conflict, differences
+from data.store import Store
+from data.tables import read_table
+
+__all__ = [
+    "Address",
+    "Attempt",
+    "Ledger",
+    "Request",
+    "RunConflict",
+    "RunRecord",
+    "StepConflict",
+    "list_runs",
+    "read_table",
+]
+
+SHARED = "shared"
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ITERATION = re.compile(r"[0-9]{6,}")
+FREE = frozenset({"run", "iterations"})  # a run may be made longer or shorter
+
+
+class RunConflict(ValueError):
+    """A run name is on record with other settings; the message names each field, both values and the fix."""
+
+
+class RunRecord(BaseModel):
+    """What a run was started with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    schema_version: int
+    created_at: datetime  # UTC
+    config: dict[str, JsonValue]  # all of it
+    semantic: dict[str, JsonValue]  # what changes the result
+    parent: str | None = None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The entries of one run in one store. Raises ValueError for a name that cannot be a folder."""
+
+    store: Store
+    run: str
+
+    def __post_init__(self) -> None:
+        if not RUN_NAME.fullmatch(self.run) or self.run == SHARED:
+            raise ValueError(
+                f"run name {self.run!r}: use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or "
+                f"digit, and not {SHARED!r}; set another with --set run=NAME"
+            )
+
+    def open_or_create(self, config: Section) -> RunRecord:
+        """The run's record, made now if there is none.
+
+        Raises RunConflict if it was made with other semantic settings (the number of iterations is free), StoreError
+        if the store cannot be written.
+        """
+        path = f"{self.run}/run.json"
+        wanted = RunRecord(
+            run=self.run,
+            schema_version=SCHEMA_VERSION,
+            created_at=datetime.now(UTC),
+            config=config.model_dump(mode="json"),
+            semantic=json.loads(json.dumps(config.semantic())),
+        )
+        if self.store.create(path, wanted.model_dump_json(indent=1).encode()):
+            return wanted
+        found = _record(self.store, self.run)
+        if found is None:
+            raise ManifestError(f"{self.store.url_of(path)}: vanished; nothing may delete from a store in use")
+        differing = [d for d in differences(found.semantic, wanted.semantic) if d.name.split(".")[0] not in FREE]
+        if differing:
+            raise RunConflict(
+                f"run {self.run!r} is on record with other settings: {'; '.join(map(str, differing))}. Pick a new name "
+                f"with --set run=NAME, or go back to the recorded value{'s' if len(differing) > 1 else ''}"
+            )
+        return found
+
+    def at(self, iteration: int, step: str) -> Address:
+        """Where a step of an iteration is entered."""
+        return Address(f"{self.run}/{iteration:06d}/{step}", self.run, iteration)
+
+    def shared(self, request: Request) -> Address:
+        """Where a thing that belongs to no run is entered: under its kind and key."""
+        return Address(f"{SHARED}/{request.kind}/{request.key}", None, None)
+
+    def find(self, address: Address) -> Manifest | None:
+        return read_manifest(self.store, address.manifest)
+
+    def resolve(self, address: Address, request: Request) -> Manifest | None:
+        """The recorded result of a request; None if it has to be made.
+
+        Raises StepConflict if another request was recorded there, naming the first field that differs.
+        """
+        found = self.find(address)
+        if found is not None and found.key != request.key:
+            raise conflict(found, request)
+        return found
+
+    def writer(self, address: Address, request: Request) -> Attempt:
+        """A fresh place to make the result of a request. Nothing is on record before its commit."""
+        return Attempt(self.store, address, request, uuid.uuid4().hex)
+
+    def iterations(self) -> list[int]:
+        """Iterations that were begun, in order."""
+        return sorted(int(name) for name in self.store.list_dirs(self.run) if ITERATION.fullmatch(name))
+
+    def steps(self, iteration: int) -> list[Manifest]:
+        """What is on record of an iteration, in order of making."""
+        folder = f"{self.run}/{iteration:06d}"
+        found = (self.find(self.at(iteration, step)) for step in self.store.list_dirs(folder))
+        return sorted((m for m in found if m is not None), key=lambda m: m.created_at)
+
+
+def list_runs(store: Store) -> list[RunRecord]:
+    """Every run of a store, newest first."""
+    records = [_record(store, name) for name in store.list_dirs() if name != SHARED]
+    return sorted((r for r in records if r is not None), key=lambda r: r.created_at, reverse=True)
+
+
+def _record(store: Store, run: str) -> RunRecord | None:
+    path = f"{run}/run.json"
+    try:
+        return RunRecord.model_validate_json(store.read_bytes(path))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise ManifestError(
+            f"{store.url_of(path)}: not a run record of this version of Rollbook ({error.errors()[0]['msg'].lower()}); "
+            "it was altered or is from another version: restore it, or use another store"
+        ) from None
