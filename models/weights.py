@@ -101,11 +101,14 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a Hugging Face folder, on the CPU, in the file's dtype. Raises ValueError for a broken file."""
+    """Every tensor of a Hugging Face folder, on the CPU, in the file's dtype. Raises ValueError for a broken file.
+
+    The tensors are copies: safetensors maps the file into memory, and whoever wrote to it would change them.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
-            tensors.update(load_file(path))
+            tensors |= {name: tensor.clone() for name, tensor in load_file(path).items()}
         except SafetensorError as error:
             raise _broken(path, error) from error
     return tensors
@@ -116,10 +119,15 @@ def _broken(path: Path, error: SafetensorError) -> ValueError:
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Writes model.safetensors into `folder` (the same tensors give the same bytes) and returns their digest."""
+    """Writes model.safetensors into `folder` (the same tensors give the same bytes) and returns their digest.
+
+    A file that was there is replaced as a whole, so that a process that has it mapped keeps the old bytes.
+    """
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in without_tied_head(tensors).items()}
     Path(folder).mkdir(parents=True, exist_ok=True)
-    save_file(kept, Path(folder) / WEIGHTS_FILE, metadata={"format": "pt"})
+    partial = Path(folder) / f"{WEIGHTS_FILE}.partial"
+    save_file(kept, partial, metadata={"format": "pt"})
+    partial.replace(Path(folder) / WEIGHTS_FILE)
     return tensors_digest(kept)
 
 

@@ -138,4 +138,6 @@ def _load(folder: Path, device: torch.device) -> PreTrainedModel:
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise WeightsMismatch(f"{folder}: cannot be loaded ({error}); publish that policy again") from error
+    for parameter in model.parameters():  # still the mapped file: whoever wrote to it would change the policy
+        parameter.data = parameter.data.clone()
     return model.to(device).eval()

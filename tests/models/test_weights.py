@@ -1,0 +1,93 @@
+"""Digest and files of named tensors."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from models.weights import WeightsMismatch, read_tensors, require_digest, stored_dtype, tensors_digest, write_tensors
+
+A = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor([1, 2], dtype=torch.int64)}
+
+
+def test_digest_is_the_documented_hash():
+    # By hand: per tensor, in the order of names, a JSON header line and the little-endian bytes.
+    expected = hashlib.sha256()
+    expected.update(b'["a", "int64", [2]]\n' + (1).to_bytes(8, "little") + (2).to_bytes(8, "little"))
+    # 1.0 = 0x3f800000, 2.0 = 0x40000000, 3.0 = 0x40400000, 4.0 = 0x40800000
+    expected.update(b'["b", "float32", [2, 2]]\n' + bytes.fromhex("0000803f 00000040 00004040 00008040"))
+    assert tensors_digest(A) == expected.hexdigest()
+
+
+def test_digest_ignores_order_and_memory_layout():
+    transposed = A["b"].t().contiguous().t()
+    assert not transposed.is_contiguous()
+    assert tensors_digest({"a": A["a"], "b": transposed}) == tensors_digest(A)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"c": A["b"], "a": A["a"]},
+        {"b": A["b"].double(), "a": A["a"]},
+        {"b": A["b"].reshape(4), "a": A["a"]},
+        {"b": torch.tensor([[1.0, 2.0], [3.0, torch.nextafter(torch.tensor(4.0), torch.tensor(5.0))]]), "a": A["a"]},
+        {"b": A["b"]},
+    ],
+    ids=["name", "dtype", "shape", "one bit", "missing"],
+)
+def test_digest_sees_every_change(changed):
+    assert tensors_digest(changed) != tensors_digest(A)
+
+
+def test_a_tied_head_does_not_enter_the_digest_and_an_own_head_does():
+    table = torch.tensor([[1.0, float("nan")]])
+    tied = {"model.embed_tokens.weight": table}
+    assert tensors_digest(tied | {"lm_head.weight": table.clone()}) == tensors_digest(tied)
+    assert tensors_digest(tied | {"lm_head.weight": torch.tensor([[1.0, 2.0]])}) != tensors_digest(tied)
+
+
+def test_files_give_back_the_tensors_and_equal_bytes(tmp_path):
+    tensors = {"x": torch.tensor([1.5, -0.0], dtype=torch.bfloat16), "y": torch.tensor(3.0, dtype=torch.bfloat16)}
+    digest = write_tensors(tmp_path / "1", tensors)
+    write_tensors(tmp_path / "2", dict(reversed(tensors.items())))
+    assert tensors_digest(read_tensors(tmp_path / "1")) == digest == tensors_digest(tensors)
+    assert (tmp_path / "1/model.safetensors").read_bytes() == (tmp_path / "2/model.safetensors").read_bytes()
+    assert stored_dtype(tmp_path / "1") == "bfloat16"
+
+
+def test_tensors_read_before_do_not_follow_the_file(tmp_path):
+    write_tensors(tmp_path, A)
+    before = read_tensors(tmp_path)
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(-8, 2)
+        file.write(b"\0" * 8)
+    assert tensors_digest(before) == tensors_digest(A)
+    assert tensors_digest(read_tensors(tmp_path)) != tensors_digest(A)
+
+
+def test_shards_are_read_as_one(tmp_path):
+    save_file({"a": A["a"]}, tmp_path / "s1.safetensors")
+    save_file({"b": A["b"]}, tmp_path / "s2.safetensors")
+    index = {"weight_map": {"a": "s1.safetensors", "b": "s2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert tensors_digest(read_tensors(tmp_path)) == tensors_digest(A)
+    (tmp_path / "s2.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"names \['s2.safetensors'\], which are not there; copy every shard"):
+        read_tensors(tmp_path)
+
+
+def test_errors_name_the_file_and_the_fix(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no model.safetensors .* must be safetensors"):
+        read_tensors(tmp_path)
+    write_tensors(tmp_path, A)
+    with pytest.raises(ValueError, match=r"of type \['F32', 'I64'\]; all must be one of"):
+        stored_dtype(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"model.safetensors: not a readable safetensors file"):
+        read_tensors(tmp_path)
+    with pytest.raises(WeightsMismatch, match="engine: weights of digest 12 where 34 is wanted"):
+        require_digest("engine", "12", "34")
