@@ -1,0 +1,127 @@
+"""Problems made on demand, for warm starts, tests and the quickstart. One in five, by hash, is never trained on."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from itertools import count as count_up
+from typing import ClassVar, Protocol
+
+from data.seeds import derive
+
+HELD_OUT_PART = 5
+WALK = 0.6180339887498949  # golden ratio: neighbours in the walk are far apart in the space
+
+
+class Problem(Protocol):
+    """A numbered space of problems with one right answer each."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]  # raised when the problems change
+    default_digits: ClassVar[int]
+
+    @property
+    def digits(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Items are 0 ... size - 1."""
+        ...
+
+    def text(self, item: int) -> str:
+        """What names the problem, and decides by its hash whether it is held out."""
+        ...
+
+    def question(self, item: int) -> str: ...
+
+    def answer(self, item: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Sort:
+    """Sort the digits of a number: "Sort: 482913" -> "123489"."""
+
+    digits: int
+    name: ClassVar[str] = "sort"
+    version: ClassVar[int] = 1
+    default_digits: ClassVar[int] = 6
+
+    @property
+    def size(self) -> int:
+        return 10**self.digits
+
+    def text(self, item: int) -> str:
+        return f"{item:0{self.digits}d}"
+
+    def question(self, item: int) -> str:
+        return f"Sort: {self.text(item)}"
+
+    def answer(self, item: int) -> str:
+        return "".join(sorted(self.text(item)))
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Add two numbers of equally many digits: "What is 12+34?" -> "46"."""
+
+    digits: int
+    name: ClassVar[str] = "addition"
+    version: ClassVar[int] = 1
+    default_digits: ClassVar[int] = 2
+
+    @property
+    def size(self) -> int:
+        return self._span**2
+
+    def text(self, item: int) -> str:
+        left, right = self._terms(item)
+        return f"{left}+{right}"
+
+    def question(self, item: int) -> str:
+        return f"What is {self.text(item)}?"
+
+    def answer(self, item: int) -> str:
+        return str(sum(self._terms(item)))
+
+    @property
+    def _low(self) -> int:
+        return 10 ** (self.digits - 1) if self.digits > 1 else 0
+
+    @property
+    def _span(self) -> int:
+        return 10**self.digits - self._low
+
+    def _terms(self, item: int) -> tuple[int, int]:
+        left, right = divmod(item, self._span)
+        return left + self._low, right + self._low
+
+
+PROBLEMS: dict[str, type[Sort] | type[Addition]] = {"sort": Sort, "addition": Addition}
+
+
+def is_held_out(problem: Problem, item: int) -> bool:
+    digest = hashlib.sha256(f"{problem.name} {problem.text(item)}".encode()).digest()
+    return int.from_bytes(digest[:8]) % HELD_OUT_PART == 0
+
+
+def draw(problem: Problem, cursor: int, seed: int, stream: str) -> int:
+    """The training item at a position of a stream of drawings with replacement: a function of the arguments alone."""
+    tries = (derive(seed, problem.name, stream, cursor, attempt) % problem.size for attempt in count_up())
+    return next(item for item in tries if not is_held_out(problem, item))
+
+
+def held_out(problem: Problem, count: int) -> list[int]:
+    """`count` different held-out items, always the same; all there are if that is fewer."""
+    found: list[int] = []
+    step = _coprime(int(problem.size * WALK), problem.size)
+    for at in range(problem.size):
+        if len(found) >= count:
+            break
+        item = at * step % problem.size
+        if is_held_out(problem, item):
+            found.append(item)
+    return found
+
+
+def _coprime(start: int, size: int) -> int:
+    """The first number from `start` that shares no divisor with `size`: its multiples reach every item."""
+    return next(step for step in count_up(max(start, 1)) if math.gcd(step, size) == 1)
