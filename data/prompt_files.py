@@ -1,8 +1,8 @@
 """Prompt files: JSONL, JSON, TXT and Parquet. A row is a prompt, its answer and whatever else goes with it.
 
-Keys of a row: `prompt` (or `caption`), a non-empty string, or `messages`, a list of chat messages; optional `prompt_id`,
-`metadata` (an object) and `media` (a list of {modality, role, uri}). Every other key becomes metadata. In a TXT file each
-line that is not blank is a prompt.
+Keys of a row: `prompt` (or `caption`), a non-empty string or a list of chat messages, or `messages`, such a list;
+optional `prompt_id`, `metadata` (an object) and `media` (a list of {modality, role, uri}). Every other key becomes
+metadata. In a TXT file each line that is not blank is a prompt.
 """
 
 import json
@@ -130,7 +130,7 @@ def _prompt(place: str, row: JsonValue, index: int, path: Path, system: str | No
         raise PromptError(f"{place}: a row is {type(row).__name__}; it must be an object or a string")
     messages = _messages(place, row)
     if system is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system}, *messages]
+        messages.insert(0, {"role": "system", "content": system})
     prompt_id = row.get("prompt_id", str(index))
     if not isinstance(prompt_id, str | int) or isinstance(prompt_id, bool) or prompt_id == "":
         raise PromptError(f"{place}: prompt_id is {prompt_id!r}; it must be a non-empty string, or left out")
@@ -141,7 +141,7 @@ def _messages(place: str, row: Mapping[str, JsonValue]) -> list[Message]:
     given = [key for key in ("prompt", "caption", "messages") if row.get(key) is not None]
     if not given:
         raise PromptError(
-            f"{place}: neither prompt nor messages; a row needs one (it has {', '.join(row) or 'nothing'})"
+            f"{place}: neither prompt nor messages; a row needs one; it has {', '.join(row) or 'nothing'}"
         )
     if len(given) > 1:
         raise PromptError(f"{place}: {' and '.join(given)}; a row has one of them: remove the others")
@@ -160,8 +160,9 @@ def _conversation(place: str, key: str, turns: list[JsonValue]) -> list[Message]
             raise PromptError(f"{place}: {key}[{number}] is {turn!r}; a message has a role of {', '.join(ROLES)}")
         if turn["role"] != "assistant" and turn.get("tool_calls"):
             raise PromptError(f"{place}: {key}[{number}] has tool_calls; only an assistant may: remove them")
-        if not turn.get("content") and not turn.get("tool_calls"):
-            raise PromptError(f"{place}: {key}[{number}] has no content; a message needs some")
+        content = turn.get("content")
+        if not isinstance(content, str | list | None) or not (content or turn.get("tool_calls")):
+            raise PromptError(f"{place}: {key}[{number}] has content {content!r}; a message needs some text")
         messages.append({name: value for name, value in turn.items() if value is not None})
     if not messages:
         raise PromptError(f"{place}: {key} is empty; a conversation needs a message")
@@ -198,6 +199,5 @@ def _media(place: str, media: JsonValue, path: Path) -> list[JsonValue]:
 
 def _with_item(prompt: Prompt, path: Path) -> Prompt:
     """With the names of the data set and item, which are no part of what makes two rows the same."""
-    return Prompt(
-        prompt.prompt_id, prompt.messages, {"data_set": path.name, "item": prompt.prompt_id} | prompt.metadata
-    )
+    names: dict[str, JsonValue] = {"data_set": path.name, "item": prompt.prompt_id}
+    return Prompt(prompt.prompt_id, prompt.messages, names | prompt.metadata)

@@ -1,4 +1,4 @@
-"""Where prompts come from. A source is an endless sequence; a cursor, part of the run's state, says how much is drawn."""
+"""Where prompts come from. A source is endless; a cursor, part of the run's state, says how much is drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,7 +133,8 @@ class FileSource:
 
     def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, str]]:
         raise PromptError(
-            f"prompts.source {self.name} has no demonstrations, only {', '.join(PROBLEMS)} have; set warm_start.steps = 0"
+            f"prompts.source {self.name} has no demonstrations, only {', '.join(PROBLEMS)} have; "
+            "set warm_start.steps = 0"
         )
 
 

@@ -20,7 +20,7 @@ class UserCodeError(ValueError):
 
 @dataclass(frozen=True)
 class UserCode:
-    """A function by its source: equal sources and names are equal, wherever the file lies."""
+    """A function by its source; equal names and sources have equal digests, wherever the file lies."""
 
     name: str  # of the function
     path: str  # for messages and tracebacks
@@ -33,7 +33,11 @@ class UserCode:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The function, its file run once in this process. Raises UserCodeError if that fails."""
-        found = getattr(self._module(), self.name, None)
+        try:
+            found = getattr(self._module(), self.name, None)
+        except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserCodeError(f"{self.path}: running it raises {reason}; mend the file") from error
         if not callable(found):
             raise UserCodeError(f"{self.path}: {self.name} is {type(found).__name__}; it must be a function")
         return found
@@ -52,13 +56,9 @@ class UserCode:
         sys.modules[name] = module
         try:
             exec(compile(self.source, self.path, "exec"), module.__dict__)
-        except BaseException as error:
+        except BaseException:
             del sys.modules[name]
-            if not isinstance(error, Exception):
-                raise
-            raise UserCodeError(
-                f"{self.path}: running it raises {type(error).__name__}: {error}; mend the file"
-            ) from error
+            raise
         return module
 
 
