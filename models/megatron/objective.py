@@ -1,0 +1,138 @@
+"""The loss of one micro-batch, as a numerator and a count to be summed over an optimizer step, and its metrics."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from models.megatron.contract import NonFiniteLoss
+from models.megatron.micro import Lesson
+from models.megatron.networks import Outputs
+from ops.kl import k2, k3
+from ops.losses import MAX_LOG_RATIO, aggregate, value_loss
+
+# (logprobs, old_logprobs, advantages) -> loss, all [tokens] float32
+TokenLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Scalars = dict[str, torch.Tensor]  # float64; over micro-batches `_min` and `_max` reduce by name, all others add up
+
+
+@dataclass(frozen=True)
+class Objective:
+    """policy + value_weight · value − entropy_bonus · entropy, each aggregated over the optimizer step by `mode`.
+
+    A frozen policy needs no mention: no gradient leads to its terms, and they are only measured.
+    """
+
+    token_loss: TokenLoss | None  # None: no policy on this trunk (a separate critic)
+    mode: str
+    horizon: int
+    entropy_bonus: float = 0.0
+    value_weight: float | None = None  # None: no value head on this trunk
+    value_clip: float | None = None
+    clip_low: float = math.inf  # the clip fractions count ratios below 1 - low and above 1 + high
+    clip_high: float = math.inf
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one micro-batch adds to an optimizer step's metrics."""
+
+    lesson: Lesson
+    scalars: Scalars
+    losses: tuple[torch.Tensor, ...]  # [tokens] each, to find the rows of one that is not finite
+
+
+def grade(
+    outputs: Outputs, lesson: Lesson, objective: Objective, non_loss_data: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, Measured] | Measured:
+    """(numerator of the loss, count that divides it, metrics); for `non_loss_data` the metrics alone."""
+    terms, scalars = _terms(outputs, lesson, objective)
+    weights = {"policy_loss": 1.0, "value_loss": objective.value_weight, "negative_entropy": objective.entropy_bonus}
+    learned = torch.zeros((), dtype=torch.float64, device=lesson.advantages.device)
+    for name, per_token in terms.items():
+        everywhere = torch.ones_like(per_token, dtype=torch.bool)
+        numerator, count = aggregate(per_token, everywhere, lesson.offsets, objective.mode, objective.horizon)
+        learned = learned + weights[name] * numerator
+        scalars |= {name: numerator.detach(), "count": count}
+    measured = Measured(lesson, scalars, tuple(per_token.detach() for per_token in terms.values()))
+    return measured if non_loss_data else (learned, count.to(torch.int32), measured)
+
+
+def step_metrics(parts: Sequence[Measured], step: int) -> dict[str, float]:
+    """Metrics of one optimizer step from its micro-batches: means over loss tokens, losses over the step's count.
+
+    Raises NonFiniteLoss, naming the rows, if a loss is NaN or infinite.
+    """
+    totals = _totals([part.scalars for part in parts])
+    if not all(math.isfinite(totals.get(name, 0.0)) for name in ("policy_loss", "value_loss", "negative_entropy")):
+        raise NonFiniteLoss(step, sorted({row for part in parts for row in _sick_rows(part)}))
+    tokens, count = totals.pop("tokens"), max(totals.pop("count"), 1.0)
+    totals.pop("negative_entropy", None)
+    metrics = {"tokens": tokens}
+    for name, value in totals.items():
+        extreme = name.endswith(("_min", "_max"))
+        metrics[name] = value if extreme else value / (count if name.endswith("_loss") else max(tokens, 1.0))
+    if "ratio_mean" in metrics:
+        variance = metrics.pop("ratio_square") - metrics["ratio_mean"] ** 2
+        metrics["ratio_std"] = math.sqrt(max(variance, 0.0))
+    return metrics
+
+
+def _terms(outputs: Outputs, lesson: Lesson, objective: Objective) -> tuple[dict[str, torch.Tensor], Scalars]:
+    """Losses per token [tokens] by name, and scalars for the metrics."""
+    terms: dict[str, torch.Tensor] = {}
+    scalars = {"tokens": _number(len(lesson.rows), lesson.advantages.device)}
+    if objective.token_loss is not None:
+        logprobs, entropy = (x.index_select(0, lesson.among_actions) for x in (outputs.logprobs, outputs.entropy))
+        terms["policy_loss"] = objective.token_loss(logprobs, lesson.old_logprobs, lesson.advantages)
+        if objective.entropy_bonus:
+            terms["negative_entropy"] = -entropy
+        scalars |= _policy_scalars(logprobs.detach(), entropy.detach(), lesson, objective)
+    if objective.value_weight is not None:
+        read_at = lesson.micro.reads.at.index_select(0, lesson.among_actions)
+        values = outputs.values.index_select(0, read_at)
+        terms["value_loss"] = value_loss(values, lesson.old_values, lesson.returns, objective.value_clip)
+        moved = (values.detach() - lesson.old_values).abs()
+        scalars["value_clip_fraction"] = _count(moved > (objective.value_clip or math.inf))
+    return terms, scalars
+
+
+def _policy_scalars(logprobs: torch.Tensor, entropy: torch.Tensor, lesson: Lesson, objective: Objective) -> Scalars:
+    old = lesson.old_logprobs
+    ratio = torch.exp((logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).double()
+    some = ratio if len(ratio) else torch.ones(1, dtype=torch.float64, device=ratio.device)
+    return {
+        "entropy": entropy.sum(dtype=torch.float64),
+        "ratio_mean": ratio.sum(),
+        "ratio_square": ratio.square().sum(),
+        "ratio_min": some.min(),
+        "ratio_max": some.max(),
+        "clip_fraction_low": _count(ratio < 1.0 - objective.clip_low),
+        "clip_fraction_high": _count(ratio > 1.0 + objective.clip_high),
+        # The tokens were sampled from the old policy: these estimate KL(old || new).
+        "kl_k2": k2(old, logprobs).sum(dtype=torch.float64),
+        "kl_k3": k3(old, logprobs).sum(dtype=torch.float64),
+    }
+
+
+def _totals(scalars: Sequence[Scalars]) -> dict[str, float]:
+    """One copy to the host for all micro-batches and names."""
+    names = list(scalars[0])
+    rows = torch.stack([torch.stack([row[name] for name in names]) for row in scalars]).tolist()
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    reduce = {"_min": min, "_max": max}
+    return {name: reduce.get(name[-4:], math.fsum)(column) for name, column in columns.items()}
+
+
+def _sick_rows(part: Measured) -> set[int]:
+    sick = torch.stack([~torch.isfinite(loss) for loss in part.losses]).any(0)
+    return {int(row) for row in part.lesson.rows[sick.cpu().numpy()]}
+
+
+def _count(where: torch.Tensor) -> torch.Tensor:
+    return where.sum(dtype=torch.float64)
+
+
+def _number(value: float, device: torch.device) -> torch.Tensor:
+    return torch.tensor(float(value), dtype=torch.float64, device=device)
