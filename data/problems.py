@@ -18,6 +18,7 @@ class Problem(Protocol):
     name: ClassVar[str]
     version: ClassVar[int]  # raised when the problems change
     default_digits: ClassVar[int]
+    max_digits: ClassVar[int]  # a drawing has 63 bits
 
     @property
     def digits(self) -> int: ...
@@ -44,6 +45,7 @@ class Sort:
     name: ClassVar[str] = "sort"
     version: ClassVar[int] = 1
     default_digits: ClassVar[int] = 6
+    max_digits: ClassVar[int] = 18
 
     @property
     def size(self) -> int:
@@ -67,6 +69,7 @@ class Addition:
     name: ClassVar[str] = "addition"
     version: ClassVar[int] = 1
     default_digits: ClassVar[int] = 2
+    max_digits: ClassVar[int] = 9
 
     @property
     def size(self) -> int:

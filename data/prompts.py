@@ -54,8 +54,7 @@ def load_source(config: PromptsConfig) -> PromptSource:
     Raises PromptError for an unknown name, a file that is missing, empty or has a broken row, or a size that is wrong.
     """
     if config.source in PROBLEMS:
-        kind = PROBLEMS[config.source]
-        return ProceduralSource(kind(config.digits or kind.default_digits), config.system)
+        return _procedural(config)
     if config.digits is not None:
         raise PromptError(
             f"prompts.digits = {config.digits} with source {config.source!r}: only {', '.join(PROBLEMS)} have a size; "
@@ -64,6 +63,19 @@ def load_source(config: PromptsConfig) -> PromptSource:
     files = read_prompts(Path(config.source), config.system)
     held = read_prompts(Path(config.held_out), config.system) if config.held_out else None
     return FileSource(config.source, files.prompts, held.prompts if held else None, files.duplicates)
+
+
+def _procedural(config: PromptsConfig) -> "ProceduralSource":
+    kind = PROBLEMS[config.source]
+    digits = config.digits or kind.default_digits
+    if digits > kind.max_digits:
+        raise PromptError(f"prompts.digits = {digits}: {kind.name} has at most {kind.max_digits}; set fewer")
+    if config.held_out is not None:
+        raise PromptError(
+            f"prompts.held_out = {config.held_out!r} with source {kind.name!r}: it holds out one problem in five by "
+            "itself; remove it"
+        )
+    return ProceduralSource(kind(digits), config.system)
 
 
 @dataclass(frozen=True)
