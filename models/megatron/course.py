@@ -32,11 +32,9 @@ class Course:
 def ppo(options: TrainOptions, setup: Setup) -> Course:
     """Policy loss, entropy bonus and value loss as configured; a frozen policy is measured and does not move.
 
-    Raises ValueError for an unknown loss, and for a frozen policy without a critic.
+    Raises ValueError for a frozen policy without a critic.
     """
     train, critic = options.train, setup.critic
-    if train.loss not in POLICY_LOSSES:
-        raise ValueError(f"train.loss {train.loss!r} is unknown; it must be one of {', '.join(POLICY_LOSSES)}")
     clips = LossOptions(train.clip_low, train.clip_high, train.dual_clip)
     policy = Objective(
         token_loss=functools.partial(POLICY_LOSSES[train.loss], options=clips),

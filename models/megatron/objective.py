@@ -71,8 +71,10 @@ def step_metrics(parts: Sequence[Measured], step: int) -> dict[str, float]:
     totals.pop("negative_entropy", None)
     metrics = {"tokens": tokens}
     for name, value in totals.items():
-        extreme = name.endswith(("_min", "_max"))
-        metrics[name] = value if extreme else value / (count if name.endswith("_loss") else max(tokens, 1.0))
+        if name.endswith(("_min", "_max")):
+            metrics[name] = value if tokens else 1.0
+        else:
+            metrics[name] = value / (count if name.endswith("_loss") else max(tokens, 1.0))
     if "ratio_mean" in metrics:
         variance = metrics.pop("ratio_square") - metrics["ratio_mean"] ** 2
         metrics["ratio_std"] = math.sqrt(max(variance, 0.0))
@@ -101,13 +103,13 @@ def _terms(outputs: Outputs, lesson: Lesson, objective: Objective) -> tuple[dict
 def _policy_scalars(logprobs: torch.Tensor, entropy: torch.Tensor, lesson: Lesson, objective: Objective) -> Scalars:
     old = lesson.old_logprobs
     ratio = torch.exp((logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).double()
-    some = ratio if len(ratio) else torch.ones(1, dtype=torch.float64, device=ratio.device)
+    infinity = ratio.new_full((1,), math.inf)  # so that a micro-batch without loss tokens has no say
     return {
         "entropy": entropy.sum(dtype=torch.float64),
         "ratio_mean": ratio.sum(),
         "ratio_square": ratio.square().sum(),
-        "ratio_min": some.min(),
-        "ratio_max": some.max(),
+        "ratio_min": torch.cat([ratio, infinity]).min(),
+        "ratio_max": torch.cat([ratio, -infinity]).max(),
         "clip_fraction_low": _count(ratio < 1.0 - objective.clip_low),
         "clip_fraction_high": _count(ratio > 1.0 + objective.clip_high),
         # The tokens were sampled from the old policy: these estimate KL(old || new).
