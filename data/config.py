@@ -23,7 +23,7 @@ class Section(BaseModel):
 
     def semantic(self) -> dict[str, Any]:
         """The fields that change the result, as plain JSON values, nested sections included."""
-        return {name: value for name, value in _walk(self)}
+        return dict(_walk(self))
 
 
 def _walk(section: BaseModel) -> list[tuple[str, Any]]:
@@ -77,7 +77,7 @@ class ReplayConfig(Section):
 
 
 class AdvantageConfig(Section):
-    estimator: str = Field("gae", description="a name in ops.advantages.ESTIMATORS")
+    estimator: Literal["gae", "group", "group_center", "global"] = Field("gae", description="ops.advantages.ESTIMATORS")
     gamma: Fraction = 1.0
     lam: Fraction = 0.95
     lam_critic: Fraction | None = Field(None, description="lambda of the returns; lam if unset (VC-PPO)")
@@ -119,7 +119,7 @@ class CriticConfig(Section):
 
 
 class TrainConfig(Section):
-    loss: str = Field("ppo_clip", description="a name in ops.losses.POLICY_LOSSES")
+    loss: Literal["ppo_clip", "reinforce"] = Field("ppo_clip", description="ops.losses.POLICY_LOSSES")
     clip_low: float = Field(0.2, gt=0.0, lt=1.0)
     clip_high: float = Field(0.2, gt=0.0)
     dual_clip: float | None = Field(None, gt=1.0)

@@ -1,0 +1,195 @@
+"""`rollbook`: run, look at and stop trainings. Every command says what it did, or one line on what is wrong."""
+
+import functools
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from data.config import ResourcesConfig
+from data.ledger import Ledger, list_runs
+from data.store import Store
+from flows import reading, views
+from flows.config import load
+from infra import driver
+from infra.home import Home
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, help=__doc__)
+console = Console()
+log = logging.getLogger("rollbook")
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a value of the config.")]
+StoreUrl = Annotated[str | None, typer.Option("--store", help="fsspec URL of the store; by default the home's own.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+STOPPED = 130
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """At the edge: one line for an error, its traceback in the run's log; exit code 1, or 130 when stopped."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except KeyboardInterrupt:
+            console.print("stopped; the same command goes on from what is on record", style="yellow")
+            raise typer.Exit(STOPPED) from None
+        except Exception as error:
+            log.debug("failed", exc_info=True)
+            Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+            raise typer.Exit(1) from None
+
+    return app.command(function.__name__.replace("_", "-").rstrip("-"))(guarded)
+
+
+@command
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file; shipped ones are in flows/configs/.")],
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and plan; run nothing.")] = False,
+) -> None:
+    """Train. What is on record is not done again, so the same command also resumes."""
+    from flows.launch import launch, plan
+
+    parsed = load(config, overrides)
+    if dry_run:
+        views.plan(console, parsed, plan(parsed))
+        return
+    launch(parsed, console)
+
+
+@command
+def ls(store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Runs on record, newest first."""
+    home, opened = _open_store(store)
+    rows = [reading.row(Ledger(opened, record.run), record, home) for record in list_runs(opened)]
+    if as_json:
+        print(json.dumps({"runs": rows}))
+    else:
+        views.runs(console, rows)
+
+
+@command
+def show(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    iteration: Annotated[int | None, typer.Option("--iteration", help="Its steps and trajectories.")] = None,
+    trajectory: Annotated[str | None, typer.Option("--trajectory", help="One conversation, whole.")] = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """A run, one of its iterations, or one trajectory."""
+    ledger = Ledger(_open_store(store)[1], name)
+    summary = reading.require_run(ledger)
+    if trajectory is not None:
+        found: Any = reading.trajectory(summary, ledger, trajectory, iteration)
+        render: Callable[[Console, Any], None] = views.trajectory
+    elif iteration is not None:
+        found, render = reading.iteration(summary, ledger, iteration), views.iteration
+    else:
+        found, render = reading.run(summary), views.run
+    if as_json:
+        print(json.dumps(found))
+    else:
+        render(console, found)
+
+
+@command
+def logs(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing as the run goes on.")] = False,
+) -> None:
+    """What a run said on this machine."""
+    file = Home.find().run_folder(name) / driver.LOG_FILE
+    if not file.is_file():
+        raise FileNotFoundError(f"run {name!r} has no log at {file}: it did not run on this machine under this home")
+    with file.open() as lines:
+        while True:
+            sys.stdout.write(lines.read())
+            sys.stdout.flush()
+            if not follow or driver.holder_of(file.parent) is None:
+                return
+            time.sleep(0.5)
+
+
+@command
+def stop(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    grace_s: Annotated[float, typer.Option("--grace-s", help="Seconds to wait for it to end.")] = 60.0,
+) -> None:
+    """Stop a run that this machine drives. Steps on record stay; the run's command resumes it."""
+    holder = driver.holder_of(Home.find().run_folder(name))
+    if holder is None:
+        raise ProcessLookupError(f"run {name!r}: no process on this machine drives it; nothing to stop")
+    if not driver.stop(holder, grace_s):
+        raise TimeoutError(
+            f"run {name!r}: process {holder.pid} goes on after {grace_s} s; end it with kill -9 {holder.pid}"
+        )
+    console.print(f"stopped {name} (process {holder.pid}); its `rollbook run` command resumes it")
+
+
+@command
+def up(
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow pages.")] = 5050,
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect pages.")] = 4200,
+) -> None:
+    """The MLflow and Prefect servers on this machine, until Ctrl-C. Runs started meanwhile use them."""
+    from infra.servers import ServerError, serving
+
+    home = Home.find()
+    home.prepare()
+    with driver.interruptible(), serving(home, mlflow_port, prefect_port) as (servers, ended):
+        console.print(f"MLflow   {servers.mlflow_url}\nPrefect  {servers.prefect_url}\nCtrl-C stops both.")
+        while True:
+            time.sleep(0.5)
+            if (name := ended()) is not None:
+                raise ServerError(f"{name} has ended; see its log in {home.root}")
+
+
+@command
+def doctor(
+    store: StoreUrl = None,
+    ray: Annotated[str, typer.Option(help="'local' or an address.")] = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Try everything that a run needs on this machine."""
+    home, opened = _open_store(store)
+    from infra.doctor import examine
+
+    checks = examine(home, opened, ray)
+    if as_json:
+        print(json.dumps({"ok": all(c.ok for c in checks), "checks": [asdict(c) for c in checks]}))
+    else:
+        views.checks(console, checks)
+    if not all(c.ok for c in checks):
+        raise typer.Exit(1)
+
+
+@command
+def import_model(
+    path: Annotated[str, typer.Argument(help="A local Hugging Face folder.")], store: StoreUrl = None
+) -> None:
+    """Copy a model into the store. Qwen2.5, Qwen3 and Llama families."""
+    from flows.launch import import_only
+
+    manifest = import_only(path, ResourcesConfig(store=store))
+    facts = manifest.facts
+    console.print(f"{facts['family']}, {facts['parameters']:,} parameters, context {facts['context']}: {manifest.uri}")
+    console.print(f"use it with  --set model.path={path}", highlight=False)
+
+
+def _open_store(url: str | None) -> tuple[Home, Store]:
+    home = Home.find()
+    home.prepare()
+    return home, Store(url or home.store_url)
+
+
+def main() -> None:
+    Home.find().set_environment()
+    app()

@@ -1,0 +1,189 @@
+"""The config of a run: a TOML file plus `--set a.b=c`, checked once, here."""
+
+import contextlib
+import difflib
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from data.config import (
+    AdvantageConfig,
+    CriticConfig,
+    EngineConfig,
+    EvaluateConfig,
+    ModelConfig,
+    PromptsConfig,
+    ReplayConfig,
+    ResourcesConfig,
+    RewardConfig,
+    SamplingConfig,
+    Section,
+    TrainConfig,
+    WarmStartConfig,
+)
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run; the message has one line for each fault, with the value, the rule and the fix."""
+
+
+class RunConfig(Section):
+    """Everything a run is made from. Sections live in `data.config`."""
+
+    run: str = Field(description="name of the run, its folder in the store")
+    seed: int = Field(0, ge=0)
+    iterations: int = Field(1, ge=0)
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    engine: EngineConfig = EngineConfig()
+    reward: RewardConfig = RewardConfig()
+    replay: ReplayConfig = ReplayConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    critic: CriticConfig = CriticConfig()
+    train: TrainConfig = TrainConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+
+    @property
+    def replay_temperature(self) -> float:
+        own = self.replay.temperature
+        return self.sampling.temperature if own is None else own
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "RunConfig":
+        faults = [*_sampling_faults(self), *_advantage_faults(self), *_resource_faults(self)]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+
+def _sampling_faults(config: RunConfig) -> list[str]:
+    faults = []
+    sampling = config.sampling
+    if sampling.temperature == 0.0:
+        faults.append(
+            "sampling.temperature = 0.0: greedy rollouts have no log-probs to learn from; set it above 0 "
+            "(evaluation reports greedy accuracy besides)"
+        )
+    if config.replay_temperature != sampling.temperature:
+        faults.append(
+            f"replay.temperature = {config.replay_temperature}: it must equal sampling.temperature "
+            f"({sampling.temperature}), or every ratio is wrong; remove replay.temperature"
+        )
+    if config.train.old_logp_source == "rollout" and (sampling.top_p < 1.0 or sampling.top_k > 0):
+        faults.append(
+            f"train.old_logp_source = 'rollout' with top_p {sampling.top_p}, top_k {sampling.top_k}: the engine's "
+            "log-probs are of the truncated distribution, the trainer's of the full one; set old_logp_source = 'replay'"
+        )
+    return faults
+
+
+def _advantage_faults(config: RunConfig) -> list[str]:
+    faults = []
+    estimator, critic = config.advantage.estimator, config.critic.kind
+    if estimator == "gae" and critic == "none":
+        faults.append(
+            "advantage.estimator = 'gae' with critic.kind = 'none': GAE needs values; choose shared or separate"
+        )
+    if estimator != "gae" and critic != "none":
+        faults.append(
+            f"critic.kind = {critic!r} with advantage.estimator = {estimator!r}: no one reads the values; "
+            "set critic.kind = 'none'"
+        )
+    if estimator in ("group", "group_center") and config.prompts.samples_per_prompt == 1:
+        faults.append(
+            f"prompts.samples_per_prompt = 1 with advantage.estimator = {estimator!r}: a group of one has advantage 0; "
+            "set it to 2 or more"
+        )
+    return faults
+
+
+def _resource_faults(config: RunConfig) -> list[str]:
+    store, ray = config.resources.store, config.resources.ray_address
+    if ray != "local" and (store is None or store.startswith("file://") or "://" not in store):
+        return [
+            f"resources.ray_address = {ray!r} with the local store {store or '<home>/store'}: workers elsewhere cannot "
+            "read it; set resources.store to an s3:// URL"
+        ]
+    return []
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read a TOML file, apply `a.b=c` overrides (values in TOML syntax, bare words are strings), check.
+
+    Raises ConfigError, one line a fault.
+    """
+    path = Path(path)
+    try:
+        raw = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such config file; shipped ones are in flows/configs/") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides or []:
+        _apply(raw, override)
+    return parse(raw)
+
+
+def parse(raw: dict[str, Any]) -> RunConfig:
+    """A nested dict -> RunConfig. Raises ConfigError."""
+    try:
+        return RunConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(fault) for fault in error.errors())) from None
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    dotted, equals, text = override.partition("=")
+    if not equals or not dotted:
+        raise ConfigError(f"--set {override!r}: it must look like a.b=value")
+    *sections, name = dotted.strip().split(".")
+    for section in sections:
+        raw = raw.setdefault(section, {})
+        if not isinstance(raw, dict):
+            raise ConfigError(f"--set {override!r}: {section!r} is a value, not a section")
+    raw[name] = _value(text)
+
+
+def _value(text: str) -> Any:
+    """TOML where it parses, else a number such as .5 that TOML wants a digit before, else the bare words."""
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        return tomllib.loads(f"value = {text}")["value"]
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
+
+
+def _explain(fault: Any) -> str:
+    """One pydantic error -> one line with the value, the rule and the fix."""
+    path = [str(part) for part in fault["loc"]]
+    dotted = ".".join(path)
+    if fault["type"] == "extra_forbidden":
+        names = sorted(_section_at(path[:-1]).model_fields)
+        near = difflib.get_close_matches(path[-1], names, 1, 0.5)
+        fix = f"did you mean {'.'.join([*path[:-1], near[0]])!r}?" if near else f"valid names: {', '.join(names)}"
+        return f"{dotted}: unknown key; {fix}"
+    message = fault["msg"].removeprefix("Value error, ")
+    if not path:
+        return message
+    if fault["type"] == "missing":
+        return f"{dotted}: required, but not set"
+    if fault["type"] == "value_error":
+        return f"{dotted}: {message}"
+    return f"{dotted} = {fault['input']!r}: {message[:1].lower() + message[1:]}"
+
+
+def _section_at(path: list[str]) -> type[BaseModel]:
+    """The model class at a dotted path of section names."""
+    section: type[BaseModel] = RunConfig
+    for name in path:
+        annotation = section.model_fields[name].annotation
+        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return section

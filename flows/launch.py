@@ -1,0 +1,97 @@
+"""From a checked config to a finished run, in a terminal."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from data.config import ModelConfig, ResourcesConfig
+from data.manifest import Manifest
+from data.summary import summarize
+from flows import session as sessions
+from flows import views
+from flows.config import RunConfig
+from flows.session import make_run, open_ledger
+from infra.driver import log_to_terminal
+from infra.home import Home
+from tasks.import_model import import_model
+from tasks.step import Note
+
+IMPORT_RUN = "import"  # names a fleet, never a folder in the store
+
+
+def plan(config: RunConfig) -> list[Note]:
+    """Which steps are on record and which would run, in order. Nothing is written.
+
+    Raises RunConflict or StepConflict if the run is on record with other settings.
+    """
+    from flows import training
+
+    home = Home.find()
+    home.prepare()
+    ledger = open_ledger(config, home)
+    if ledger.store.exists(f"{config.run}/run.json"):
+        ledger.open_or_create(config)
+    run = make_run(config, ledger, home)
+    training.plan(config, run)
+    return run.notes
+
+
+def launch(config: RunConfig, console: Console) -> None:
+    """Run what is not on record, showing progress; then say what came out and where to look."""
+    from flows import training
+
+    started = time.perf_counter()
+    log_to_terminal(console)
+    waiting = [note for note in plan(config) if not note.recorded]
+    if waiting:
+        console.print(f"{config.run}: {_first(waiting[0])}. Starting Prefect, Ray and the models takes half a minute.")
+        with _Terminal(config, console):
+            training.train(config)
+    else:
+        console.print(f"{config.run}: every step is on record; nothing to run.")
+        training.train.fn(config)
+    views.result(console, summarize(open_ledger(config, Home.find())), time.perf_counter() - started)
+
+
+def import_only(path: str, resources: ResourcesConfig) -> Manifest:
+    """Import a model outside of any run."""
+    config = RunConfig(run=IMPORT_RUN, model=ModelConfig(path=path), resources=resources)
+    home = Home.find()
+    home.prepare()
+    run = make_run(config, open_ledger(config, home), home)
+    try:
+        return import_model(run, path)
+    finally:
+        run.fleet.close()
+
+
+def _first(note: Note) -> str:
+    where = "" if note.iteration is None else f" of iteration {note.iteration}"
+    return f"going on with {note.step}{where}" if note.iteration else f"beginning with {note.step}{where}"
+
+
+class _Terminal:
+    """A progress bar over iterations that names the step at work. Log lines scroll above it."""
+
+    def __init__(self, config: RunConfig, console: Console) -> None:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._bar = self._progress.add_task("starting", total=config.iterations)
+
+    def __enter__(self) -> None:
+        sessions.watchers.append(self._watch)
+        self._progress.start()
+
+    def __exit__(self, *exc: object) -> None:
+        sessions.watchers.remove(self._watch)
+        self._progress.stop()
+
+    def _watch(self, note: Note) -> None:
+        self._progress.update(self._bar, description=note.step, completed=note.iteration or 0)

@@ -1,0 +1,62 @@
+"""What people read of an iteration: a line in the terminal, a page in Prefect and MLflow."""
+
+import json
+import re
+from typing import Any
+
+from data.summary import IterationSummary
+
+SHORT = {
+    "generate": "gen",
+    "score": "score",
+    "replay": "replay",
+    "advantages": "adv",
+    "train": "train",
+    "publish": "pub",
+}
+
+
+def artifact_key(run: str) -> str:
+    """A run's name as Prefect allows it in artifact keys: lower case, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+
+
+def iteration_line(summary: IterationSummary) -> str:
+    """One readable line. Times in s; `orch` is what the iteration took beyond its steps."""
+    m = summary.metrics
+    parts = [f"{summary.iteration:4d}"]
+    parts += [f"{label} {m[name]:{form}}" for label, name, form in _SHOWN if name in m]
+    parts += [f"failed {m['reward/failed']:.0f}"] if m.get("reward/failed") else []
+    times = " ".join(f"{SHORT[step]} {seconds:.2f}" for step, seconds in summary.seconds.items())
+    if summary.wall is not None:
+        times = f"{summary.wall:.1f} s: {times} orch {summary.orchestration:.2f}"
+    return "  ".join([*parts, times])
+
+
+_SHOWN = (
+    ("reward", "reward/mean", ".3f"),
+    ("len", "response_length/mean", ".1f"),
+    ("kl", "kl/k3", ".4f"),
+    ("ent", "entropy/mean", ".2f"),
+    ("ev", "value/explained_variance", ".2f"),
+)
+
+
+def iteration_page(summary: IterationSummary) -> str:
+    """Markdown: best and worst trajectory, every metric, and where the tables lie."""
+    lines = [f"# Iteration {summary.iteration}", ""]
+    examples = summary.manifests["score"].facts.get("examples") if "score" in summary.manifests else None
+    for name, example in (examples if isinstance(examples, dict) else {}).items():
+        lines += _example(name, example)
+    lines += ["## Metrics", "", "| metric | value |", "|---|---|"]
+    lines += [f"| {name} | {value:.6g} |" for name, value in sorted(summary.metrics.items())]
+    lines += ["", "## Tables", "", "| step | content digest | manifest |", "|---|---|---|"]
+    lines += [f"| {step} | `{m.content_digest[:16]}` | `{m.uri}` |" for step, m in summary.manifests.items()]
+    return "\n".join(lines)
+
+
+def _example(name: str, example: Any) -> list[str]:
+    # Indented, so that nothing a model wrote is taken for Markdown.
+    conversation = json.dumps(example["messages"], ensure_ascii=False, indent=2).splitlines()
+    head = f"## {name.capitalize()}: reward {example['reward']}, trajectory `{example['trajectory_id']}`"
+    return [head, "", *(f"    {line}" for line in conversation), ""]

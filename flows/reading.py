@@ -1,0 +1,159 @@
+"""What `show` and `ls` tell, as plain JSON-ready values read from ledger and tables."""
+
+import difflib
+import json
+import math
+from typing import Any
+
+from data.ledger import Ledger, RunRecord, list_runs
+from data.summary import IterationSummary, RunSummary, summarize
+from data.tables import read_table
+from infra.driver import holder_of
+from infra.home import Home
+
+Json = dict[str, Any]
+
+
+def require_run(ledger: Ledger) -> RunSummary:
+    """The run's summary. Raises LookupError, with the nearest name, if nothing of it is on record."""
+    names = [record.run for record in list_runs(ledger.store)]
+    if ledger.run not in names:
+        near = difflib.get_close_matches(ledger.run, names, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; `rollbook ls` lists what is there"
+        raise LookupError(f"run {ledger.run!r}: not on record in {ledger.store.url}{hint}")
+    return summarize(ledger)
+
+
+def row(ledger: Ledger, record: RunRecord, home: Home) -> Json:
+    """One line of `ls`."""
+    summary = summarize(ledger)
+    done = [s for s in summary.iterations if s.complete]
+    wanted = record.config.get("iterations")
+    holder = holder_of(home.run_folder(record.run))
+    return {
+        "run": record.run,
+        "created_at": record.created_at.isoformat(),
+        "iterations": len(done),
+        "wanted": wanted,
+        "status": "running" if holder else "complete" if len(done) == wanted else "stopped",
+        "reward": _finite(done[-1].metrics.get("reward/mean")) if done else None,
+        "held_out": summary.held_out,
+    }
+
+
+def run(summary: RunSummary) -> Json:
+    return {
+        "run": summary.run,
+        "held_out": summary.held_out,
+        "iterations": [_iteration(s) for s in summary.iterations],
+    }
+
+
+def _iteration(summary: IterationSummary) -> Json:
+    return {
+        "iteration": summary.iteration,
+        "complete": summary.complete,
+        "metrics": {name: _finite(value) for name, value in summary.metrics.items()},
+        "seconds": {**summary.seconds, "iteration": summary.wall, "orchestration": summary.orchestration},
+    }
+
+
+def iteration(summary: RunSummary, ledger: Ledger, number: int) -> Json:
+    """Steps and trajectories of one iteration. Raises LookupError if it is not on record."""
+    found = _find(summary, number)
+    steps = [
+        {
+            "step": step,
+            "seconds": m.seconds,
+            "content_digest": m.content_digest,
+            "key": m.key,
+            "rows": sum(f.rows or 0 for f in m.files),
+            "bytes": sum(f.bytes for f in m.files),
+            "uri": m.uri,
+        }
+        for step, m in found.manifests.items()
+    ]
+    return {"run": summary.run, **_iteration(found), "steps": steps, "trajectories": _trajectories(found, ledger)}
+
+
+def _trajectories(found: IterationSummary, ledger: Ledger) -> list[Json]:
+    """One short row per trajectory, in stored order."""
+    if "generate" not in found.manifests:
+        return []
+    rollouts = read_table(ledger.store, found.manifests["generate"], ["trajectory_id", "status", "messages"])
+    scored, judged = _optional(found, ledger, "score"), _optional(found, ledger, "advantages")
+    rows = rollouts.to_pylist()
+    return [
+        {
+            "trajectory_id": r["trajectory_id"],
+            "status": r["status"],
+            "reward": _finite(scored[i]["reward"]) if scored else None,
+            "advantage": _finite(judged[i]["advantage"]) if judged else None,
+            "answer": json.loads(r["messages"])[-1]["content"],
+        }
+        for i, r in enumerate(rows)
+    ]
+
+
+def _optional(found: IterationSummary, ledger: Ledger, step: str) -> list[Json] | None:
+    columns = {"score": ["trajectory_id", "reward"], "advantages": ["trajectory_id", "advantage"]}
+    manifest = found.manifests.get(step)
+    return read_table(ledger.store, manifest, columns[step]).to_pylist() if manifest else None
+
+
+def trajectory(summary: RunSummary, ledger: Ledger, wanted: str, number: int | None) -> Json:
+    """One trajectory whole: turns with roles and text, tokens with log-prob, value, advantage; reward and its parts.
+
+    Raises LookupError if no (or not this) iteration has it.
+    """
+    iterations = [_find(summary, number)] if number is not None else list(summary.iterations)
+    for found in iterations:
+        manifest = found.manifests.get("generate")
+        table = read_table(ledger.store, manifest, ["trajectory_id"]) if manifest else None
+        place = table["trajectory_id"].index(wanted).as_py() if table else -1
+        if place >= 0:
+            return _whole(found, ledger, place)
+    where = f"iteration {number}" if number is not None else "any iteration"
+    raise LookupError(
+        f"trajectory {wanted!r}: not in {where} of {summary.run!r}; "
+        f"`rollbook show {summary.run} --iteration K` lists the ids of an iteration"
+    )
+
+
+def _whole(found: IterationSummary, ledger: Ledger, place: int) -> Json:
+    def row_of(step: str) -> Json:
+        manifest = found.manifests.get(step)
+        return read_table(ledger.store, manifest).slice(place, 1).to_pylist()[0] if manifest else {}
+
+    rollout, reward, replay, advantage = map(row_of, ("generate", "score", "replay", "advantages"))
+    return {
+        "iteration": found.iteration,
+        "trajectory_id": rollout["trajectory_id"],
+        "status": rollout["status"],
+        "metadata": json.loads(rollout["metadata"]),
+        "reward": _finite(reward.get("reward")),
+        "components": dict(reward.get("components") or []),
+        "extracted_answer": reward.get("extracted_answer"),
+        "error": reward.get("error") or rollout["error"],
+        "advantage": _finite(advantage.get("advantage")),
+        "turns": rollout["turns"],
+        "token_ids": rollout["token_ids"],
+        "action_mask": rollout["action_mask"],
+        "rollout_logprobs": rollout["rollout_logprobs"],
+        "old_logprobs": replay.get("old_logprobs"),
+        "values": replay.get("values"),
+        "token_advantages": advantage.get("token_advantages"),
+    }
+
+
+def _find(summary: RunSummary, number: int) -> IterationSummary:
+    known = {s.iteration: s for s in summary.iterations}
+    if number not in known:
+        there = f"{min(known)} to {max(known)}" if known else "none"
+        raise LookupError(f"iteration {number} of {summary.run!r}: not on record; on record: {there}")
+    return known[number]
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN: a failed reward is null there, and the status says failed."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,92 @@
+"""What a flow holds while it works on one run: ledger, warm residents, MLflow records, lock and log."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from data.ledger import Ledger
+from data.store import Store
+from data.summary import summarize
+from flows.config import RunConfig
+from infra.driver import driving
+from infra.home import Home
+from infra.plots import reward_png
+from infra.ray_session import Fleet
+from infra.tracking import Tracker
+from tasks.roles import engine_role, trainer_role, worker_role
+from tasks.step import Note, Run
+
+log = logging.getLogger("rollbook")
+
+
+@dataclass(frozen=True)
+class Session:
+    config: RunConfig
+    run: Run
+    tracker: Tracker
+    home: Home
+
+    def keep_plot(self) -> None:
+        """The reward curve, as PNG in the run's folder and among its MLflow artifacts."""
+        summary = summarize(self.run.ledger)
+        rewards = [s.metrics["reward/mean"] for s in summary.iterations if s.complete]
+        png = self.home.run_folder(self.config.run) / "reward.png"
+        reward_png(png, self.config.run, rewards, summary.evaluations)
+        self.tracker.artifact("plots", png)
+
+
+_open: list[Session] = []
+# Told of each step before it runs; a terminal sets it to show progress.
+watchers: list[Callable[[Note], None]] = []
+
+
+@contextlib.contextmanager
+def session(config: RunConfig) -> Iterator[Session]:
+    """The run's session, opened once: a flow called from another flow of the same run gets the same one.
+
+    Raises StoreError, RunConflict or RunBusy before anything is started.
+    """
+    if _open and _open[-1].config == config:
+        yield _open[-1]
+        return
+    home = Home.find()
+    home.prepare()
+    ledger = open_ledger(config, home)
+    with driving(home.run_folder(config.run), config.run), contextlib.ExitStack() as stack:
+        ledger.store.check_writable()
+        ledger.open_or_create(config)
+        run = make_run(config, ledger, home)
+        stack.callback(run.fleet.close)
+        tracker = Tracker(
+            home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, config.model_dump(mode="json")
+        )
+        _open.append(Session(config, run, tracker, home))
+        finished = False
+        try:
+            yield _open[-1]
+            finished = True
+        finally:
+            _open.pop()
+            for line in tracker.close(finished):
+                log.warning("MLflow: %s; the ledger has it all, and the next run of this command fills the gap", line)
+
+
+def open_ledger(config: RunConfig, home: Home) -> Ledger:
+    return Ledger(Store(config.resources.store or home.store_url), config.run)
+
+
+def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
+    threads = config.resources.threads
+    return Run(
+        name=config.run,
+        seed=config.seed,
+        ledger=ledger,
+        fleet=Fleet(config.resources.ray_address),
+        cache=home.cache,
+        engine=engine_role(config.engine.kind, config.engine.batch, threads),
+        trainer=trainer_role(threads),
+        worker=worker_role(config.reward.workers),
+        watchers=watchers,
+        execution={"threads": threads, "engine_batch": config.engine.batch, "micro_tokens": config.train.micro_tokens},
+    )

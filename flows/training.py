@@ -1,0 +1,146 @@
+"""The flows: `train` a run from its config, or one iteration of it. What is on record is not done again."""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from prefect import flow
+
+from data.manifest import Manifest
+from data.summary import IterationSummary, note_wall, summarize_iteration
+from flows.config import RunConfig
+from flows.pages import artifact_key, iteration_line, iteration_page
+from flows.session import Session, session
+from infra.prefect_tasks import ProgressPage, as_task, show_markdown
+from infra.tracking import IterationRecord
+from tasks.advantages import estimate_advantages
+from tasks.evaluate import Evaluation, evaluate
+from tasks.generate import generate
+from tasks.import_model import import_model
+from tasks.publish import publish
+from tasks.replay import replay
+from tasks.score import score
+from tasks.step import Pending, Run
+from tasks.train import train as train_on
+from tasks.warm_start import warm_start
+
+log = logging.getLogger("rollbook")
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a run stands before an iteration. In a plan, what is not on record is Pending."""
+
+    base: Manifest | Pending  # the policy that training began from
+    policy: Manifest | Pending
+    state: Manifest | Pending  # of the trainer; before the first iteration the base policy
+
+    @property
+    def recorded(self) -> bool:
+        return not any(isinstance(part, Pending) for part in (self.base, self.policy, self.state))
+
+
+@flow(name="train", flow_run_name="train-{config.run}", persist_result=False)
+def train(config: RunConfig) -> None:
+    """PPO, or one of its kin, for `config.iterations` iterations, with a held-out evaluation before and after."""
+    with session(config) as opened:
+        progress = ProgressPage(f"progress-{artifact_key(config.run)}", f"Iterations of {config.run}")
+        head = begin(config, opened.run)
+        held_out(opened, 0, head)
+        for k in range(config.iterations):
+            head = on_record(opened, k, head) or run_iteration(opened, k, head)
+            progress.update((k + 1) / config.iterations)
+        if config.iterations:
+            held_out(opened, config.iterations, head)
+        opened.keep_plot()
+
+
+@flow(name="iterate", flow_run_name="iterate-{config.run}-{iteration}", persist_result=False)
+def iterate(config: RunConfig, iteration: int) -> None:
+    """One iteration of a run. Raises ValueError if one before it is not on record."""
+    with session(config) as opened:
+        head = begin(config, opened.run)
+        for earlier in range(iteration):
+            known = on_record(opened, earlier, head)
+            if known is None:
+                raise ValueError(
+                    f"run {config.run!r}: iteration {earlier} is not on record; run the flow `train` first"
+                )
+            head = known
+        if on_record(opened, iteration, head) is None:
+            run_iteration(opened, iteration, head)
+
+
+def begin(config: RunConfig, run: Run) -> Head:
+    """The policy that training begins from: imported, and warm-started if the config says so."""
+    imported = import_model(run, config.model.path)
+    base = warm_start(run, imported, config.prompts, config.warm_start, config.train.micro_tokens)
+    return Head(base, policy=base, state=base)
+
+
+def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
+    """The algorithm. Each line is a step: found in the ledger, or run on Ray and entered there."""
+    rollouts = generate(run, k, head.policy, c.prompts, c.sampling, c.engine)
+    rewards = score(run, k, rollouts, c.reward, c.sampling)
+    replays = replay(run, k, rollouts, head.state, c.replay_temperature, c.train, c.critic)
+    advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
+    state = train_on(run, k, head.state, rollouts, replays, advantages, c.replay_temperature, c.train, c.critic)
+    policy = publish(run, k, state, head.base, c.train, c.critic)
+    return Head(head.base, policy, state)
+
+
+def evaluate_policy(c: RunConfig, run: Run, k: int, head: Head) -> Evaluation | Pending | None:
+    """Held-out problems under the policy that iteration `k` starts from."""
+    return evaluate(run, k, head.policy, c.evaluate, c.prompts, c.sampling, c.reward, c.engine)
+
+
+def plan(config: RunConfig, run: Run) -> None:
+    """Walk the whole run without doing anything; `run.notes` then says which steps would run, and why."""
+    planned = replace(run, planning=True, watchers=())
+    head = begin(config, planned)
+    evaluate_policy(config, planned, 0, head)
+    for k in range(config.iterations):
+        head = one_iteration(config, planned, k, head)
+    if config.iterations:
+        evaluate_policy(config, planned, config.iterations, head)
+
+
+def on_record(opened: Session, k: int, head: Head) -> Head | None:
+    """The head after an iteration that is wholly on record, else None. Tells MLflow of it if MLflow lacks it."""
+    planned = replace(opened.run, planning=True, watchers=(), notes=[])
+    known = one_iteration(opened.config, planned, k, head)
+    if not known.recorded:
+        return None
+    record(opened, k)
+    return known
+
+
+def run_iteration(opened: Session, k: int, head: Head) -> Head:
+    """An iteration as a Prefect task run with its steps inside, and what people are told of it."""
+
+    def body(iteration: int) -> Head:
+        started = time.perf_counter()
+        after = one_iteration(opened.config, opened.run, iteration, head)
+        note_wall(opened.run.ledger, iteration, time.perf_counter() - started)
+        summary = record(opened, iteration)
+        log.info(iteration_line(summary))
+        show_markdown(f"iteration-{artifact_key(opened.config.run)}", iteration_page(summary))
+        return after
+
+    return as_task(f"iteration-{k}", body, iteration=k)
+
+
+def record(opened: Session, k: int) -> IterationSummary:
+    """Hand an iteration's record to MLflow, in the background."""
+    summary = summarize_iteration(opened.run.ledger, k)
+    opened.tracker.iteration(IterationRecord(k, summary.manifests, summary.metrics, iteration_page(summary)))
+    return summary
+
+
+def held_out(opened: Session, k: int, head: Head) -> None:
+    """Evaluate, and tell."""
+    found = evaluate_policy(opened.config, opened.run, k, head)
+    if isinstance(found, Evaluation):
+        scores = found.accuracy()
+        log.info("held-out before iteration %d: %s", k, ", ".join(f"{name} {s:.3f}" for name, s in scores.items()))
+        opened.tracker.evaluation(k, {f"held_out/{name}": value for name, value in scores.items()})

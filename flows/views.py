@@ -1,0 +1,181 @@
+"""Rich tables and pages for the terminal. What a model wrote is printed as it is, never read as markup."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from data.summary import RunSummary
+from flows.config import RunConfig
+from flows.reading import Json
+
+if TYPE_CHECKING:
+    from infra.doctor import Check
+    from tasks.step import Note
+
+SHOWN_TRAJECTORIES = 20
+ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+def number(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def table(title: str, *columns: str) -> Table:
+    made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(
+            column,
+            justify="left"
+            if column in ("run", "step", "answer", "trajectory", "check", "found", "why", "status")
+            else "right",
+        )
+    return made
+
+
+def plan(console: Console, config: RunConfig, notes: "Sequence[Note]") -> None:
+    """The resolved config, and which steps would run, with runs of equal lines drawn together."""
+    console.print_json(config.model_dump_json())
+    made = table("plan", "iteration", "step", "status", "why")
+    for note in _condensed(notes):
+        made.add_row(*note)
+    console.print(made)
+
+
+def _condensed(notes: "Sequence[Note]") -> list[tuple[str, str, str, str]]:
+    """Whole iterations on record, or waiting on their first step, become one line."""
+    rows: list[tuple[str, str, str, str]] = []
+    for note in notes:
+        where = "-" if note.iteration is None else str(note.iteration)
+        rows.append(
+            (where, note.step, "on record" if note.recorded else "would run", "" if note.recorded else note.reason)
+        )
+    return rows
+
+
+def runs(console: Console, rows: Sequence[Json]) -> None:
+    if not rows:
+        console.print("no runs on record; begin with  rollbook run flows/configs/sort.toml")
+        return
+    made = table("", "run", "status", "iterations", "reward", "held-out before", "after", "created")
+    for r in rows:
+        before, after = (r["held_out"][when] or {} for when in ("before", "after"))
+        made.add_row(
+            r["run"],
+            r["status"],
+            f"{r['iterations']}/{r['wanted']}",
+            number(r["reward"]),
+            number(before.get("sampled")),
+            number(after.get("sampled")),
+            r["created_at"][:19],
+        )
+    console.print(made)
+
+
+def run(console: Console, found: Json) -> None:
+    columns = {
+        "reward": "reward/mean",
+        "length": "response_length/mean",
+        "kl (k3)": "kl/k3",
+        "entropy": "entropy/mean",
+        "expl. var.": "value/explained_variance",
+    }
+    made = table(found["run"], "iteration", *columns, "s", "of it orch.")
+    for it in found["iterations"]:
+        cells = [number(it["metrics"].get(name), ".4f" if "kl" in name else ".3f") for name in columns.values()]
+        made.add_row(
+            str(it["iteration"]),
+            *cells,
+            number(it["seconds"]["iteration"], ".2f"),
+            number(it["seconds"]["orchestration"], ".2f"),
+        )
+    console.print(made)
+    console.print(_held_out(found["held_out"]))
+
+
+def _held_out(held_out: Json) -> str:
+    before, after = held_out["before"] or {}, held_out["after"] or {}
+    parts = [f"{name} {number(before.get(name))} → {number(after.get(name))}" for name in ("sampled", "greedy")]
+    return f"held-out: {', '.join(parts)}"
+
+
+def iteration(console: Console, found: Json) -> None:
+    made = table(f"{found['run']}, iteration {found['iteration']}", "step", "s", "rows", "KiB", "content digest")
+    for s in found["steps"]:
+        made.add_row(
+            s["step"],
+            number(s["seconds"], ".2f"),
+            str(s["rows"] or "-"),
+            f"{s['bytes'] / 1024:.0f}",
+            s["content_digest"][:16],
+        )
+    console.print(made)
+    rows = sorted(found["trajectories"], key=lambda t: (t["reward"] is None, -(t["reward"] or 0.0)))
+    listed = table(f"{len(rows)} trajectories", "trajectory", "status", "reward", "advantage", "answer")
+    for t in rows[:SHOWN_TRAJECTORIES]:
+        listed.add_row(
+            t["trajectory_id"], t["status"], number(t["reward"]), number(t["advantage"]), Text(_short(t["answer"]))
+        )
+    console.print(listed)
+    if len(rows) > SHOWN_TRAJECTORIES:
+        console.print(f"… {len(rows) - SHOWN_TRAJECTORIES} more with lower rewards; --json has them all")
+
+
+def _short(text: str, length: int = 60) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= length else f"{flat[: length - 1]}…"
+
+
+def trajectory(console: Console, found: Json) -> None:
+    """The conversation by turns, then what came of it, then the sampled tokens with their numbers."""
+    for turn in found["turns"]:
+        head = f"{turn['role']}, {turn['length']} tokens" + (
+            f", {turn['finish_reason']}, policy {turn['policy_version']}" if turn["is_generated"] else ""
+        )
+        console.print(
+            Panel(
+                Text(turn["text"]), title=head, title_align="left", border_style=ROLE_STYLES.get(turn["role"], "white")
+            )
+        )
+    facts = [f"trajectory {found['trajectory_id']}, iteration {found['iteration']}, {found['status']}"]
+    reference = found["metadata"].get("answer", "-")
+    facts.append(f"reward {number(found['reward'])}, advantage {number(found['advantage'])}, reference {reference}")
+    facts += [f"{name} {value:.3f}" for name, value in found["components"].items()]
+    facts += [f"error: {found['error']}"] if found["error"] else []
+    console.print(Group(*(Text(fact) for fact in facts)))
+    _tokens(console, found)
+
+
+def _tokens(console: Console, found: Json) -> None:
+    columns = ("rollout_logprobs", "old_logprobs", "values", "token_advantages")
+    made = table("sampled tokens", "index", "id", *columns)
+    for i in (i for i, acted in enumerate(found["action_mask"]) if acted):
+        made.add_row(str(i), str(found["token_ids"][i]), *(number(found[c][i] if found[c] else None) for c in columns))
+    console.print(made)
+
+
+def checks(console: Console, found: "Sequence[Check]") -> None:
+    made = table("", "check", "", "found")
+    for check in found:
+        made.add_row(check.name, Text("ok", "green") if check.ok else Text("fails", "red"), Text(check.found))
+    console.print(made)
+
+
+def result(console: Console, summary: RunSummary, seconds: float) -> None:
+    """What a run came to, and the commands to look closer."""
+    from infra.plots import reward_text
+
+    rewards = [s.metrics["reward/mean"] for s in summary.iterations if s.complete]
+    if len(rewards) > 1:
+        console.print(Text(reward_text("mean training reward", rewards)))
+    console.print(Text(_held_out(dict(summary.held_out)), "bold"))
+    console.print(f"{len(rewards)} iterations on record, this command took {seconds:.0f} s", highlight=False)
+    console.print(
+        "look closer:\n"
+        f"  rollbook show {summary.run} --iteration {max(len(rewards) - 1, 0)}      its steps and trajectories\n"
+        "  rollbook up                        MLflow on http://127.0.0.1:5050, Prefect on http://127.0.0.1:4200",
+        highlight=False,
+    )

@@ -1,0 +1,129 @@
+"""The process that drives a run on this machine: one at a time per run, findable, with a log of its own."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+log = logging.getLogger("rollbook")
+LOG_FILE = "run.log"
+
+
+class RunBusy(RuntimeError):
+    """Another process drives the run."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who drives a run."""
+
+    pid: int
+    host: str
+    started: float  # seconds since the epoch, of the process: a pid may be used again
+
+    def alive(self) -> bool:
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
+        except psutil.NoSuchProcess:
+            return False
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """The living process that drives the run of this folder, if there is one."""
+    try:
+        holder = Holder(**json.loads((folder / "driver.json").read_text()))
+    except FileNotFoundError:
+        return None
+    return holder if holder.alive() else None
+
+
+@contextlib.contextmanager
+def driving(folder: Path, run: str) -> Iterator[None]:
+    """Hold the run, log to its file and the terminal, and turn SIGTERM into a clean stop.
+
+    Raises RunBusy, naming the holder, if another process drives it. The lock dies with its process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "driver.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = holder_of(folder)
+        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+        raise RunBusy(f"run {run!r} is driven by {who}; wait for it, or `rollbook stop {run}`") from None
+    me = psutil.Process()
+    mine = Holder(me.pid, socket.gethostname(), me.create_time())
+    (folder / "driver.json").write_text(json.dumps(asdict(mine)))
+    try:
+        with _logging_to(folder / LOG_FILE), interruptible():
+            yield
+    finally:
+        (folder / "driver.json").unlink(missing_ok=True)
+        lock.release()
+
+
+def stop(holder: Holder, grace_s: float) -> bool:
+    """Ask a driver to stop and wait; True if it is gone within `grace_s`."""
+    os.kill(holder.pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while holder.alive() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not holder.alive()
+
+
+@contextlib.contextmanager
+def _logging_to(file: Path) -> Iterator[None]:
+    handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the block like Ctrl-C does, so that what it holds is let go."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt(f"signal {signum}")
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread, as under a Prefect worker, which cancels by its own means
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def log_to_terminal(console: Console) -> None:
+    """Rollbook's own lines, and nobody else's, on the terminal."""
+    log.addHandler(_ConsoleHandler(console))
+    log.propagate = False
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints through the console that a progress bar draws on; long lines are left to the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(record.getMessage(), soft_wrap=True, markup=False, highlight=False)

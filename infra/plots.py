@@ -1,0 +1,37 @@
+"""Reward over iterations: a PNG for MLflow, and characters for the terminal."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import plotext
+from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 72, 14  # characters
+
+
+def reward_png(path: Path, title: str, rewards: Sequence[float], held_out: Mapping[int, Mapping[str, float]]) -> None:
+    """rewards: mean training reward by iteration; held_out: iteration -> decoding -> mean reward."""
+    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(7, 3.6), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(range(len(rewards)), rewards, color="tab:blue", label="training reward (mean)")
+        for decoding, marker in (("sampled", "o"), ("greedy", "^")):
+            points = {k: scores[decoding] for k, scores in sorted(held_out.items()) if decoding in scores}
+            axes.plot(points.keys(), points.values(), marker, linestyle=":", label=f"held-out, {decoding}")
+        axes.set(xlabel="iteration", ylabel="mean reward", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+
+
+def reward_text(title: str, rewards: Sequence[float]) -> str:
+    """The same curve in characters."""
+    plotext.clear_figure()
+    plotext.plot_size(WIDTH, HEIGHT)
+    plotext.theme("clear")
+    plotext.plot(list(range(len(rewards))), list(rewards), marker="braille")
+    plotext.title(title)
+    plotext.xlabel("iteration")
+    return plotext.build()

@@ -1,0 +1,159 @@
+"""Ray: one session per process, warm residents that own an engine or a trainer, and waiting that can be interrupted."""
+
+import concurrent.futures
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+OBJECT_STORE_BYTES = 256 * 2**20
+POLL_S = 0.05
+
+
+class WorkerLost(RuntimeError):
+    """A Ray worker, actor or node died: the step may be tried again."""
+
+
+@contextlib.contextmanager
+def session(address: str) -> Iterator[None]:
+    """Connect to the Ray cluster at `address`, or start one on this machine for 'local'; leave it as it was found."""
+    if ray.is_initialized():
+        yield
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        # On one machine, Ray's own CPU count would cap what the operating system shares well.
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": os.cpu_count()}
+    ray.init(address=address, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class Resident:
+    """A warm process that owns what a factory made, and runs the bodies of steps on it."""
+
+    def __init__(self) -> None:
+        self._resource: Any = None
+        self._failure: Exception | None = None
+
+    def address(self) -> str:
+        """tcp://ip:port, a free port of this process's machine, where the ranks of a gang can meet."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def own(self, factory: Callable[..., Any], *args: Any) -> None:
+        try:
+            self._resource = factory(*args)
+        except Exception as failure:  # told to whoever asks for work first: nobody waits for this call
+            self._failure = failure
+
+    def run(self, body: Callable[..., Any], *args: Any) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        return body(self._resource, *args)
+
+
+@dataclass(frozen=True)
+class Role:
+    """How to make the resident, or the gang of ranks, that plays one part in a run.
+
+    A gang's ranks are one placement group; its factory is called with (rank, world, rendezvous) before `args`.
+    """
+
+    name: str
+    factory: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    ranks: int | None = None  # None: one resident, no gang
+
+
+class Fleet:
+    """The residents of one run, made when first needed and again when lost. They are caches: the store is the truth."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._residents: dict[str, list[ActorHandle]] = {}
+        self._groups: dict[str, PlacementGroup] = {}
+        self._session = contextlib.ExitStack()
+
+    def close(self) -> None:
+        """Stop the residents, and Ray if this fleet started it."""
+        for name in list(self._residents):
+            self._dismiss(name)
+        self._session.close()
+
+    def warm(self, role: Role) -> list[ActorHandle]:
+        """The residents of a role; those that have to be made start behind, and this returns."""
+        if not self._residents:
+            self._session.enter_context(session(self._address))
+        if role.name not in self._residents:
+            self._residents[role.name] = self._gang(role) if role.ranks else [_actor().remote()]
+            if not role.ranks:
+                self._residents[role.name][0].own.remote(role.factory, *role.args)
+        return self._residents[role.name]
+
+    def run(self, role: Role, body: Callable[..., Any], *args: Any) -> Any:
+        """Run `body(resource, *args)` on the resident, or on every rank of a gang; returns rank 0's result.
+
+        Raises what the body raised, or WorkerLost (and forgets the residents) if a process died.
+        """
+        actors = self.warm(role)
+        try:
+            return _wait([actor.run.remote(body, *args) for actor in actors])[0]
+        except (WorkerLost, KeyboardInterrupt, SystemExit):
+            self._dismiss(role.name)
+            raise
+
+    def _gang(self, role: Role) -> list[ActorHandle]:
+        group = placement_group([{"CPU": 1}] * (role.ranks or 1), strategy="PACK")
+        self._groups[role.name] = group
+        ranks = range(role.ranks or 1)
+        actors = [_actor(PlacementGroupSchedulingStrategy(group, rank)).remote() for rank in ranks]
+        rendezvous = _wait([actors[0].address.remote()])[0]
+        for rank, actor in enumerate(actors):
+            actor.own.remote(role.factory, rank, len(actors), rendezvous, *role.args)
+        return actors
+
+    def _dismiss(self, name: str) -> None:
+        for actor in self._residents.pop(name, []):
+            ray.kill(actor)
+        if name in self._groups:
+            remove_placement_group(self._groups.pop(name))
+
+
+def _actor(strategy: PlacementGroupSchedulingStrategy | None = None) -> Any:
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
+    if strategy is not None:
+        options |= {"num_cpus": 1, "scheduling_strategy": strategy}
+    return ray.remote(**options)(Resident)
+
+
+def _wait(references: list[Any]) -> list[Any]:
+    """The results of actor calls, in order; the first failure ends the wait.
+
+    A bare `ray.get` in the main thread cannot be interrupted by Prefect's cancel or a timeout, so this polls futures.
+    """
+    futures = [reference.future() for reference in references]
+    try:
+        pending = set(futures)
+        while pending:
+            done, pending = concurrent.futures.wait(pending, POLL_S, concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                future.result()
+        return [future.result() for future in futures]
+    except RayTaskError as error:
+        cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
+        cause.add_note(str(error))  # the traceback from inside the worker
+        raise cause from None
+    except RayError as error:
+        raise WorkerLost(f"{type(error).__name__}: {error}") from None

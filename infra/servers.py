@@ -1,0 +1,114 @@
+"""`rollbook up`: the MLflow and Prefect servers of one home, on loopback with SQLite, in the foreground."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from infra.home import SERVERS, Home
+
+HOST = "127.0.0.1"
+START_S = 180.0
+
+
+class ServerError(RuntimeError):
+    """A server that cannot be started; the message says which, why and what to do."""
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Two running servers."""
+
+    mlflow_url: str
+    prefect_url: str
+    pids: tuple[int, int]
+
+
+def record_path(home: Home) -> Path:
+    return home.root / SERVERS
+
+
+@contextlib.contextmanager
+def serving(home: Home, mlflow_port: int, prefect_port: int) -> Iterator[tuple[Servers, Callable[[], str | None]]]:
+    """Both servers, up and answering; the function given with them names one that has ended, else None.
+
+    Raises ServerError for a taken port or a server that does not come up (its log is named).
+    """
+    for name, port in (("MLflow", mlflow_port), ("Prefect", prefect_port)):
+        _require_free(name, port)
+    mlflow_url, prefect_url = f"http://{HOST}:{mlflow_port}", f"http://{HOST}:{prefect_port}"
+    with contextlib.ExitStack() as stack:
+        mlflow = stack.enter_context(_process("mlflow", _mlflow_command(home, mlflow_port), home))
+        prefect = stack.enter_context(_process("prefect", _prefect_command(prefect_port), home))
+        _await("MLflow", f"{mlflow_url}/health", mlflow, home.root / "mlflow.log")
+        _await("Prefect", f"{prefect_url}/api/health", prefect, home.root / "prefect.log")
+        servers = Servers(mlflow_url, prefect_url, (mlflow.pid, prefect.pid))
+        record_path(home).write_text(json.dumps(asdict(servers)))
+        stack.callback(record_path(home).unlink, missing_ok=True)
+
+        def ended() -> str | None:
+            return next((name for name, p in (("MLflow", mlflow), ("Prefect", prefect)) if p.poll() is not None), None)
+
+        yield servers, ended
+
+
+def _mlflow_command(home: Home, port: int) -> list[str]:
+    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    return [*command, "--backend-store-uri", home.tracking_uri, "--default-artifact-root", str(home.mlflow_artifacts)]
+
+
+def _prefect_command(port: int) -> list[str]:
+    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+
+
+@contextlib.contextmanager
+def _process(name: str, command: list[str], home: Home) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
+    with (home.root / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _require_free(name: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            raise ServerError(
+                f"port {port} for {name} is taken; stop what uses it, or choose another with --{name.lower()}-port"
+            ) from None
+
+
+def _await(name: str, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while not answers(url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = log.read_text(errors="replace").splitlines()[-1:]
+            raise ServerError(f"{name} did not come up: {''.join(tail)[:300]}; the whole story is in {log}")
+        time.sleep(0.3)
+
+
+def answers(url: str) -> bool:
+    """Whether a health page answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False

@@ -1,0 +1,198 @@
+"""MLflow: a projection of the ledger that people browse. Losing it loses nothing; it is filled again from manifests.
+
+A training is a parent run, an iteration a nested run. Each nested run has the metrics, every table as a dataset input
+(URI and digest), the manifests and a preview; each published policy is a version in the model registry.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import Run as MlflowRun
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from data.manifest import Manifest
+
+log = logging.getLogger("rollbook")
+EXPERIMENT = "rollbook"
+DIGEST_CHARACTERS = 36  # what MLflow allows
+TABLE_KINDS = ("rollouts", "rewards", "replays", "advantages")
+
+
+@dataclass(frozen=True)
+class IterationRecord:
+    """What MLflow is told of one iteration."""
+
+    iteration: int
+    manifests: Mapping[str, Manifest]  # by step
+    metrics: Mapping[str, float]
+    preview: str  # Markdown
+
+
+class Tracker:
+    """Writes to MLflow from one background thread, so that training does not wait for it."""
+
+    def __init__(self, tracking_uri: str, artifacts: Path, run: str, store_url: str, params: Mapping[str, Any]) -> None:
+        self._client = MlflowClient(tracking_uri)
+        self._thread = ThreadPoolExecutor(1, "mlflow")
+        self._jobs: list[Future[None]] = []
+        self._run, self._store_url, self._artifacts = run, store_url, artifacts
+        self._params = dict(params)
+        self._parent_id = ""
+        self._recorded: dict[int, str] = {}
+        self._later(self._open)
+
+    def iteration(self, record: IterationRecord) -> None:
+        self._later(self._iteration, record)
+
+    def evaluation(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Held-out figures of the policy that iteration `iteration` starts from, on the parent run."""
+        self._later(lambda: self._client.log_batch(self._parent_id, _metrics(metrics, iteration, 0)))
+
+    def artifact(self, folder: str, file: Path) -> None:
+        """A local file among the parent run's artifacts."""
+        self._later(lambda: self._client.log_artifact(self._parent_id, str(file), artifact_path=folder))
+
+    def close(self, finished: bool) -> list[str]:
+        """Wait until all is written; returns what could not be, one line each."""
+        status = "FINISHED" if finished else "FAILED"
+        self._later(lambda: self._client.set_terminated(self._parent_id, status))
+        self._thread.shutdown(wait=True)
+        return [f"{type(e).__name__}: {e}" for job in self._jobs if (e := job.exception()) is not None]
+
+    @property
+    def parent_id(self) -> str:
+        """The MLflow id of the parent run, empty until `close` has returned or MLflow answered."""
+        return self._parent_id
+
+    def _later(self, call: Callable[..., Any], *args: Any) -> None:
+        self._jobs.append(self._thread.submit(call, *args))
+
+    def _open(self) -> None:
+        experiment = self._experiment()
+        parent = _only(
+            self._client, experiment, f"tags.`rollbook.run` = '{self._run}' AND tags.`rollbook.role` = 'run'"
+        )
+        if parent is None:
+            tags = {"rollbook.run": self._run, "rollbook.role": "run", "rollbook.store": self._store_url}
+            parent = self._client.create_run(experiment, run_name=self._run, tags=tags)
+            params = [Param(k, str(v)) for k, v in flatten(self._params).items()]
+            self._client.log_batch(parent.info.run_id, params=params)
+        self._parent_id = parent.info.run_id
+        self._client.update_run(self._parent_id, status="RUNNING")
+        self._recorded = self._complete_iterations(experiment)
+        self._model = _registered_model(self._client, self._run)
+
+    def _experiment(self) -> str:
+        found = self._client.get_experiment_by_name(EXPERIMENT)
+        if found is not None:
+            return found.experiment_id
+        return self._client.create_experiment(EXPERIMENT, artifact_location=self._artifacts.as_uri())
+
+    def _complete_iterations(self, experiment: str) -> dict[int, str]:
+        query = f"tags.`rollbook.run` = '{self._run}' AND tags.`rollbook.complete` = 'true'"
+        found: dict[int, str] = {}
+        token = None
+        while True:
+            page = self._client.search_runs([experiment], query, max_results=1000, page_token=token)
+            found |= {int(run.data.tags["rollbook.iteration"]): run.info.run_id for run in page}
+            token = page.token
+            if not token:
+                return found
+
+    def _iteration(self, record: IterationRecord) -> None:
+        if record.iteration in self._recorded:
+            return
+        client, stamp = self._client, max(_milliseconds(m) for m in record.manifests.values())
+        tags = {
+            MLFLOW_PARENT_RUN_ID: self._parent_id,
+            "rollbook.run": self._run,
+            "rollbook.role": "iteration",
+            "rollbook.iteration": str(record.iteration),
+        }
+        experiment = self._client.get_run(self._parent_id).info.experiment_id
+        nested = client.create_run(experiment, run_name=f"{self._run}/{record.iteration}", tags=tags).info.run_id
+        metrics = _metrics(record.metrics, record.iteration, stamp)
+        client.log_batch(nested, metrics=metrics, params=[Param("iteration", str(record.iteration))])
+        client.log_batch(self._parent_id, metrics=metrics)
+        tables = [m for m in record.manifests.values() if m.kind in TABLE_KINDS]
+        client.log_inputs(nested, [_dataset_input(m) for m in tables])
+        client.log_text(nested, record.preview, "preview.md")
+        for step, manifest in record.manifests.items():
+            client.log_text(nested, manifest.model_dump_json(indent=2), f"manifests/{step}.json")
+        self._register(record, nested)
+        client.log_batch(nested, tags=[RunTag("rollbook.complete", "true")])
+        client.set_terminated(nested)
+        self._recorded[record.iteration] = nested
+
+    def _register(self, record: IterationRecord, nested: str) -> None:
+        policy = record.manifests.get("publish")
+        if policy is None:
+            return
+        tags = {
+            "policy_version": str(policy.facts["policy_version"]),
+            "iteration": str(record.iteration),
+            "digest": policy.content_digest,
+        }
+        source = policy.uri.rsplit("/", 1)[0]
+        self._client.create_model_version(self._model, source=source, run_id=nested, tags=tags)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'a': {'b': 1}} -> {'a.b': 1}"""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _only(client: MlflowClient, experiment: str, query: str) -> MlflowRun | None:
+    found = client.search_runs([experiment], query, max_results=1)
+    return found[0] if found else None
+
+
+def _registered_model(client: MlflowClient, name: str) -> str:
+    try:
+        client.create_registered_model(name, description="Policies published by this Rollbook run.")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    return name
+
+
+def _metrics(values: Mapping[str, float], step: int, stamp: int) -> list[Metric]:
+    return [Metric(name, float(value), stamp, step) for name, value in values.items()]
+
+
+def _milliseconds(manifest: Manifest) -> int:
+    """When the manifest was made: a record written twice then gives the same points."""
+    return int(manifest.created_at.timestamp() * 1000)
+
+
+def _dataset_input(manifest: Manifest) -> DatasetInput:
+    profile = {"rows": sum(f.rows or 0 for f in manifest.files), "bytes": sum(f.bytes for f in manifest.files)}
+    dataset = Dataset(
+        name=f"{manifest.kind}-{manifest.iteration}",
+        digest=manifest.content_digest.removeprefix("sha256:")[:DIGEST_CHARACTERS],
+        source_type="rollbook",
+        source=json.dumps({"uri": manifest.uri, "files": [f.uri for f in manifest.files]}),
+        profile=json.dumps(profile),
+    )
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", manifest.kind)])
+
+
+def connect(tracking_uri: str) -> str:
+    """Version of the MLflow that answers; raises MlflowException if none does. For `doctor`."""
+    MlflowClient(tracking_uri).search_experiments(max_results=1)
+    return mlflow.__version__

@@ -1,0 +1,55 @@
+"""import_model: a local Hugging Face folder, or the toy model shipped here -> policy 0, shared by runs."""
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from data.digest import file_digest
+from data.manifest import Manifest
+from models.engines.contract import RolloutEngine
+from tasks.step import Job, Pending, Run, Step, perform
+
+STEP = Step("import_model", version=1, kind="policy")
+TOY = "xs"
+IMPORTED = ("*.json", "*.jinja", "*.safetensors", "*.txt", "*.model")
+
+
+def import_model(run: Run, path: str) -> Manifest | Pending:
+    """The model as version 0 of a policy, copied into the store. Equal files are imported once.
+
+    Raises FolderError for a folder that is no model of a known family.
+    """
+    folder = None if path == TOY else Path(path).expanduser()
+    content = {"toy": TOY} if folder is None else {"files": {f.name: file_digest(f) for f in model_files(folder)}}
+    return perform(run, STEP, None, {}, content, 0, run.engine, _import, (folder,))
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a model folder that are kept. Raises FileNotFoundError, with the fix, for what is no folder."""
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"model.path = {str(folder)!r}: no such folder; give a local Hugging Face folder, or {TOY!r}"
+        )
+    return sorted(file for pattern in IMPORTED for file in folder.glob(pattern))
+
+
+def _import(engine: RolloutEngine, job: Job, folder: Path | None) -> Manifest:
+    from models.huggingface import inspect
+    from models.toy import write_toy
+    from models.weights import read_tensors, tensors_digest
+
+    del engine  # only its process is needed: it has transformers loaded
+    with TemporaryDirectory(prefix="rollbook-model-") as name:
+        copy = Path(name)
+        if folder is None:
+            write_toy(copy)
+        else:
+            for file in model_files(folder):
+                shutil.copyfile(file, copy / file.name)
+        report = json.loads(json.dumps(asdict(inspect(copy))))
+        facts = {**report, "policy_version": 0, "source": str(folder or TOY)}
+        attempt = job.attempt()
+        attempt.add_folder(copy)
+        return attempt.commit(content_digest=tensors_digest(read_tensors(copy)), facts=facts)

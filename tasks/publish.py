@@ -1,0 +1,62 @@
+"""publish: state -> policy. A Hugging Face folder: weights without value head, and the base model's tokenizer."""
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from data.config import CriticConfig, TrainConfig
+from data.manifest import Manifest
+from models.megatron.contract import Setup
+from tasks.replay import bring
+from tasks.step import Job, Pending, Run, Step, perform
+
+if TYPE_CHECKING:
+    from models.megatron.trainer import Trainer
+
+STEP = Step("publish", version=1, kind="policy")
+
+
+def publish(
+    run: Run,
+    iteration: int,
+    state: Manifest | Pending,
+    base: Manifest | Pending,
+    train: TrainConfig,
+    critic: CriticConfig,
+) -> Manifest | Pending:
+    """The policy of a training state, for engines and for people."""
+    return perform(
+        run,
+        STEP,
+        iteration,
+        {"state": state, "base": base},
+        {},
+        0,
+        run.trainer,
+        _publish,
+        (Setup(critic, train.optimizer),),
+    )
+
+
+def _publish(trainer: "Trainer", job: Job, setup: Setup) -> Manifest:
+    bring(trainer, job, setup)
+    return commit_policy(trainer, job, int(job.input("state").facts["policy_version"]), {})
+
+
+def commit_policy(trainer: "Trainer", job: Job, version: int, metrics: dict[str, float]) -> Manifest:
+    """Export what the trainer holds, as a folder that stands alone: tokenizer and template are the base policy's."""
+    base = job.input("base")
+    with TemporaryDirectory(prefix="rollbook-policy-") as name:
+        folder = Path(name)
+        digest = trainer.export_policy(folder)
+        for file in job.folder("base").iterdir():
+            if (
+                file.suffix != ".safetensors"
+                and not (folder / file.name).exists()
+                and not file.name.endswith(".index.json")
+            ):
+                shutil.copyfile(file, folder / file.name)
+        attempt = job.attempt()
+        attempt.add_folder(folder)
+        return attempt.commit(content_digest=digest, metrics=metrics, facts={**base.facts, "policy_version": version})

@@ -1,0 +1,148 @@
+"""score: rollouts -> rewards. A scorer that raises, hangs or returns junk marks its trajectory, never the run."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data.columns import REWARDS
+from data.config import RewardConfig, SamplingConfig
+from data.manifest import Manifest
+from data.user_code import UserCode, load
+from infra.timed_pool import Outcome, TimedPool
+from ops.metrics import reward_metrics
+from ops.ragged import from_arrow, row_sums
+from ops.rewards import shape_truncated
+from tasks.step import Job, Pending, Run, Step, perform
+
+EXAMPLE_CHARACTERS = 1000
+STEP = Step("score", version=1, kind="rewards")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a scorer said of one response."""
+
+    reward: float
+    components: dict[str, float]
+    extracted: str | None = None
+
+
+def score(
+    run: Run,
+    iteration: int,
+    rollouts: Manifest | Pending,
+    reward: RewardConfig,
+    sampling: SamplingConfig,
+    step: Step = STEP,
+) -> Manifest | Pending:
+    """A reward for every trajectory; NaN where the scorer failed, which is no 0."""
+    code = {"scorer": load(reward.scorer)} if ":" in reward.scorer else {}
+    config = {"reward": reward.semantic(), "max_new_tokens": sampling.max_new_tokens}
+    return perform(
+        run,
+        step,
+        iteration,
+        {"rollouts": rollouts},
+        config,
+        0,
+        run.worker,
+        _score,
+        (reward, sampling.max_new_tokens, code.get("scorer")),
+        code,
+    )
+
+
+def _score(pool: TimedPool, job: Job, reward: RewardConfig, max_new_tokens: int, code: UserCode | None) -> Manifest:
+    rollouts = job.table("rollouts", ["trajectory_id", "messages", "metadata", "action_mask", "status"])
+    rows = [
+        (code or reward.scorer, json.loads(messages)[-1]["content"], json.loads(metadata))
+        for messages, metadata in zip(rollouts["messages"].to_pylist(), rollouts["metadata"].to_pylist(), strict=True)
+    ]
+    outcomes = pool.map(call_scorer, rows, reward.timeout_s, reward.attempts)
+    raw = np.array([math.nan if o.error else o.value.reward for o in outcomes], np.float64)
+    lengths = row_sums(from_arrow(rollouts["action_mask"], "action_mask"))
+    truncated = np.array([status == "truncated" for status in rollouts["status"].to_pylist()])
+    shaped, penalty = shape_truncated(
+        raw, lengths, max_new_tokens, truncated, reward.truncated, reward.overlong_buffer, reward.overlong_factor
+    )
+    scorer = {"scorer": reward.scorer, "scorer_digest": code.digest if code else f"builtin:{reward.scorer}"}
+    table = pa.Table.from_pylist(
+        [
+            _row(trajectory, outcome, shaped[i], penalty[i], scorer)
+            for i, (trajectory, outcome) in enumerate(zip(rollouts["trajectory_id"].to_pylist(), outcomes, strict=True))
+        ],
+        schema=REWARDS,
+    )
+    attempt = job.attempt()
+    attempt.add_table("rewards", table)
+    examples = _examples(rollouts, shaped)
+    return attempt.commit(metrics=reward_metrics(shaped, _components(outcomes)), facts={"examples": examples})
+
+
+def _examples(rollouts: pa.Table, rewards: np.ndarray) -> dict[str, Any]:
+    """The best and the worst trajectory, cut short, for the page of the iteration: the tables have them whole."""
+    if not np.isfinite(rewards).any():
+        return {}
+    chosen = {"best": int(np.nanargmax(rewards)), "worst": int(np.nanargmin(rewards))}
+    return {name: _example(rollouts.slice(row, 1).to_pylist()[0], rewards[row]) for name, row in chosen.items()}
+
+
+def _example(row: dict[str, Any], reward: float) -> dict[str, Any]:
+    messages = [
+        {"role": message["role"], "content": str(message["content"])[:EXAMPLE_CHARACTERS]}
+        for message in json.loads(row["messages"])
+    ]
+    return {"trajectory_id": row["trajectory_id"], "reward": float(reward), "messages": messages}
+
+
+def _components(outcomes: list[Outcome]) -> dict[str, np.ndarray]:
+    """{component: [rows] float64}, NaN where a row has none."""
+    parts = [o.value.components if o.value else {} for o in outcomes]
+    names = sorted({name for part in parts for name in part})
+    return {name: np.array([part.get(name, math.nan) for part in parts]) for name in names}
+
+
+def call_scorer(scorer: UserCode | str, response: str, metadata: Mapping[str, Any]) -> Scored:
+    """In a scorer process: one response. Raises for whatever is no reward."""
+    from ops.scorers import SCORERS
+
+    if isinstance(scorer, UserCode):
+        return _checked(scorer.function(response, metadata), scorer.name)
+    reference = metadata.get("answer")
+    if reference is None:
+        raise ValueError(f"scorer {scorer!r} needs metadata.answer, and prompt {metadata.get('prompt_id')} has none")
+    found = SCORERS[scorer](response, str(reference))
+    return Scored(found.reward, {}, found.extracted)
+
+
+def _checked(said: Any, name: str) -> Scored:
+    """A number, or a dict of numbers with the key 'reward' (the others are components)."""
+    parts = dict(said) if isinstance(said, Mapping) else {"reward": said}
+    bad = {k: v for k, v in parts.items() if not isinstance(v, int | float) or not math.isfinite(v)}
+    if bad or "reward" not in parts:
+        raise TypeError(f"scorer {name} returned {said!r}; it must be a finite number, or a dict of them with 'reward'")
+    reward = float(parts.pop("reward"))
+    return Scored(reward, {str(k): float(v) for k, v in parts.items()})
+
+
+def _row(trajectory: str, outcome: Outcome, reward: float, penalty: float, scorer: Mapping[str, str]) -> dict[str, Any]:
+    scored: Scored | None = outcome.value
+    return {
+        "trajectory_id": trajectory,
+        "reward": reward,
+        "raw_reward": scored.reward if scored else math.nan,
+        "length_penalty": penalty,
+        "components": list(scored.components.items()) if scored else [],
+        "token_rewards": None,
+        **scorer,
+        "status": "ok" if scored else "failed",
+        "error": outcome.error,
+        "extracted_answer": scored.extracted if scored else None,
+        "attempts": outcome.attempts,
+        "latency_ms": None,
+    }
