@@ -12,12 +12,13 @@ from pydantic import JsonValue
 from data.arrow import pc
 from data.columns import SCHEMA_VERSION, VOLATILE
 from data.digest import TableDigest, json_digest
+from data.files import Written
 from data.ids import lineage
 from data.manifest import FileEntry, Manifest, ManifestError, from_bytes
 from data.provenance import code_digest, packages
 from data.request import Address, Request, conflict
 from data.schema import SchemaError, conform, validate
-from data.store import Store, Written
+from data.store import Store
 from data.tables import write_table
 
 COPY_BYTES = 8 * 2**20

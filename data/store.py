@@ -11,28 +11,19 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
-from data.digest import file_digest
-from data.manifest import FileEntry, ManifestError
+from data.files import HashingFile, check_local, missing
+from data.manifest import FileEntry
 
 PRECONDITION_FAILED = 412
 
 
 class StoreError(OSError):
     """The store cannot be read or written; the message names the address, the reason and the fix."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a finished file is: SHA-256 of its bytes, and their number."""
-
-    sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,7 @@ class Store:
             return self._link(path, data) if self.local else self._put_if_absent(path, data)
 
     @contextlib.contextmanager
-    def open_new(self, path: str) -> Generator["HashingFile"]:
+    def open_new(self, path: str) -> Generator[HashingFile]:
         """A new file to write, hashed on the way and on disk when the block ends. Raises StoreError if it exists."""
         filesystem, root = self._opened
         with self._writing(path):
@@ -227,70 +218,6 @@ class Store:
             f"store {self.url}: {path} cannot be {what} ({reason}); set resources.store to a place that you can write, "
             "and check that no file is where a folder must be"
         )
-
-
-class HashingFile:
-    """A binary file, written from start to end, that knows the SHA-256 and length of what went through it."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw, self._sha256, self._bytes, self.closed = raw, hashlib.sha256(), 0, False
-
-    def write(self, data: bytes | bytearray | memoryview | pa.Buffer) -> int:
-        view = memoryview(data).cast("B")
-        self._sha256.update(view)
-        self._bytes += len(view)
-        self._raw.write(view)
-        return len(view)
-
-    def tell(self) -> int:
-        return self._bytes
-
-    def flush(self) -> None:
-        self._raw.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """The store closes the file itself."""
-
-    @property
-    def written(self) -> Written:
-        return Written(self._sha256.hexdigest(), self._bytes)
-
-
-def missing(entry: FileEntry) -> ManifestError:
-    return ManifestError(f"{entry.uri}: missing, but a manifest lists it; restore the file, or rerun as a new run")
-
-
-def check_size(actual: int, entry: FileEntry) -> None:
-    if actual != entry.bytes:
-        raise ManifestError(
-            f"{entry.uri}: altered: {actual} bytes, the manifest says {entry.bytes}; restore the file, or rerun as a "
-            "new run"
-        )
-
-
-def check_sha256(actual: str, entry: FileEntry) -> None:
-    if actual != entry.sha256:
-        raise ManifestError(
-            f"{entry.uri}: altered: sha256 {actual}, the manifest says {entry.sha256}; restore the file, or rerun as "
-            "a new run"
-        )
-
-
-def check_local(file: Path, entry: FileEntry) -> None:
-    """Raises ManifestError unless the local file has the entry's size and SHA-256."""
-    if not file.is_file():
-        raise missing(entry)
-    check_size(file.stat().st_size, entry)
-    check_sha256(file_digest(file), entry)
 
 
 def _make_folders(folder: Path) -> None:

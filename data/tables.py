@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 from data.arrow import pc
 from data.columns import SCHEMAS
 from data.digest import sha256
+from data.files import Written, check_sha256, check_size, missing
 from data.ids import lineage
 from data.manifest import FileEntry, Manifest
-from data.store import Store, Written, check_sha256, check_size, missing
+from data.store import Store
 
 ROW_GROUP_BYTES = 4 * 2**20
 ROW_OVERHEAD_BYTES = 256

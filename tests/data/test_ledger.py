@@ -17,10 +17,11 @@ import pyarrow as pa
 import pytest
 
 from data.config import AdvantageConfig, OptimizerConfig, PromptsConfig, Section, execution
+from data.files import HashingFile
 from data.ledger import Ledger, Request, RunConflict, StepConflict, list_runs, read_table
 from data.manifest import Manifest, ManifestError
 from data.schema import SchemaError
-from data.store import HashingFile, Store
+from data.store import Store
 
 Build = Callable[..., Request]
 
