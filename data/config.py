@@ -6,11 +6,12 @@ that read its section) unless it is declared with `execution(...)` (batch shapes
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+SCORER_NAMES = ("exact", "number", "math")  # of ops.scorers
 
 
 def execution(default: Any, **kwargs: Any) -> Any:
@@ -70,6 +71,15 @@ class RewardConfig(Section):
     overlong_buffer: Positive = 4096
     overlong_factor: float = Field(1.0, ge=0.0)
     workers: Positive = execution(1, description="scorer processes")
+
+    @field_validator("scorer")
+    @classmethod
+    def _known_or_own(cls, scorer: str) -> str:
+        if ":" not in scorer and scorer not in SCORER_NAMES:
+            raise ValueError(
+                f"{scorer!r} is no scorer; use one of {', '.join(SCORER_NAMES)}, or path/to/file.py:function"
+            )
+        return scorer
 
 
 class ReplayConfig(Section):

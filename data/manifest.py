@@ -62,6 +62,14 @@ class Manifest(BaseModel):
     created_at: datetime  # UTC
     parent: str | None = None  # the run it was forked from
 
+    @property
+    def policy_version(self) -> int:
+        """How many optimizer updates lie behind a policy, or behind what was made with it. Raises ManifestError."""
+        version = self.facts.get("policy_version")
+        if not isinstance(version, int):
+            raise ManifestError(f"{self.uri}: policy_version is {version!r}; it must be a count of optimizer updates")
+        return version
+
     def to_bytes(self, root: str) -> bytes:
         """JSON with addresses below `root` made relative."""
         raw = json.loads(self.model_dump_json())

@@ -55,8 +55,11 @@ class IterationSummary:
         """How many optimizer steps lie between the policy that sampled and the one that was replayed."""
         if "publish" not in self.manifests or "generate" not in self.manifests:
             return {}
-        sampled, published = (_version(self.manifests[step]) for step in ("generate", "publish"))
-        return {"policy_version": float(published), "staleness": float(_version(self.manifests["replay"]) - sampled)}
+        sampled, published = (self.manifests[step].policy_version for step in ("generate", "publish"))
+        return {
+            "policy_version": float(published),
+            "staleness": float(self.manifests["replay"].policy_version - sampled),
+        }
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,3 @@ def _read_wall(ledger: Ledger, iteration: int) -> float | None:
 
 def _wall_path(ledger: Ledger, iteration: int) -> str:
     return f"{ledger.run}/{iteration:06d}/wall.json"
-
-
-def _version(manifest: Manifest) -> int:
-    version = manifest.facts["policy_version"]
-    if not isinstance(version, int):
-        raise TypeError(f"{manifest.uri}: policy_version {version!r}; it must be a count of optimizer steps")
-    return version

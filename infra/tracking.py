@@ -138,7 +138,7 @@ class Tracker:
         if policy is None:
             return
         tags = {
-            "policy_version": str(policy.facts["policy_version"]),
+            "policy_version": str(policy.policy_version),
             "iteration": str(record.iteration),
             "digest": policy.content_digest,
         }

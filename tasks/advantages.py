@@ -39,7 +39,7 @@ def estimate_advantages(
 
 def _advantages(worker: TimedPool, job: Job, config: AdvantageConfig) -> Manifest:
     del worker  # only its process is needed: it has the compiled GAE loaded
-    rollouts = job.table("rollouts", ["trajectory_id", "parent_id", "purpose", "status", "action_mask"])
+    rollouts = job.table("rollouts", ["trajectory_id", "parent_id", "purpose", "status", "token_ids", "action_mask"])
     rewards = job.table("rewards", ["trajectory_id", "reward", "token_rewards"])
     replays = job.table("replays", ["trajectory_id", "values", "bootstrap_value"])
     require_same_rows(rollouts, rewards, replays)
@@ -57,7 +57,7 @@ def _advantages(worker: TimedPool, job: Job, config: AdvantageConfig) -> Manifes
     options = AdvantageOptions(**config.model_dump(exclude={"estimator"}))
     columns = estimate(config.estimator, batch, options)
     attempt = job.attempt()
-    attempt.add_table("advantages", columns.table())
+    attempt.add_table("advantages", columns.table(), rollouts=rollouts)
     return attempt.commit(metrics=_metrics(columns, batch))
 
 

@@ -89,7 +89,7 @@ def _generate(
     policy, folder = job.input("policy"), job.folder("policy")
     tokenizer = Tokenizer(folder)
     if engine.policy_digest != policy.content_digest:
-        engine.update_weights(folder, int(policy.facts["policy_version"]), policy.content_digest)
+        engine.update_weights(folder, policy.policy_version, policy.content_digest)
     source = source_of(prompts)
     roots = _roots(source, draw, order_seed)
     requests = _requests(roots, prompts.samples_per_prompt if draw.purpose == "train" else 1, tokenizer, job.seed)
@@ -109,13 +109,14 @@ def _generate(
         for (prompt, request), completion in zip(requests, completions, strict=True)
     ]
     attempt = job.attempt()
-    attempt.add_table("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS))
+    version = policy.policy_version
+    attempt.add_table("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS), policy_version=version)
     return attempt.commit(
         metrics=_metrics(completions, 1000.0 / latency_ms),
         facts={
             "cursor": {"start": draw.cursor, "end": draw.cursor + draw.count},
             "duplicates": source.duplicates,
-            "policy_version": policy.facts["policy_version"],
+            "policy_version": version,
         },
     )
 

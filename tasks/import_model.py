@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from data.digest import file_digest
 from data.manifest import Manifest
 from models.engines.contract import RolloutEngine
+from models.folder import read_config
 from tasks.step import Job, Pending, Run, Step, perform
 
 STEP = Step("import_model", version=1, kind="policy")
@@ -21,7 +22,7 @@ def import_model(run: Run, path: str) -> Manifest | Pending:
 
     Raises FolderError for a folder that is no model of a known family.
     """
-    folder = None if path == TOY else Path(path).expanduser()
+    folder = None if path == TOY else Path(path).expanduser().resolve()
     content = {"toy": TOY} if folder is None else {"files": {f.name: file_digest(f) for f in model_files(folder)}}
     return perform(run, STEP, None, {}, content, 0, run.engine, _import, (folder,))
 
@@ -32,6 +33,7 @@ def model_files(folder: Path) -> list[Path]:
         raise FileNotFoundError(
             f"model.path = {str(folder)!r}: no such folder; give a local Hugging Face folder, or {TOY!r}"
         )
+    read_config(folder)  # an unknown family is refused here, before anything is started
     return sorted(file for pattern in IMPORTED for file in folder.glob(pattern))
 
 

@@ -41,7 +41,7 @@ def publish(
 
 def _publish(trainer: "Trainer", job: Job, setup: Setup) -> Manifest:
     bring(trainer, job, setup)
-    return commit_policy(trainer, job, int(job.input("state").facts["policy_version"]), {})
+    return commit_policy(trainer, job, job.input("state").policy_version, {})
 
 
 def commit_policy(trainer: "Trainer", job: Job, version: int, metrics: dict[str, float]) -> Manifest:

@@ -82,12 +82,12 @@ def _replay(trainer: "Trainer", job: Job, temperature: float, train: TrainConfig
         columns["values"] = _floats(replayed.values)
         columns["bootstrap_value"] = pa.array(replayed.bootstrap_values, pa.float32())
     attempt = job.attempt()
-    attempt.add_table("replays", _table(columns, len(streams)))
+    attempt.add_table("replays", _table(columns, len(streams)), rollouts=rollouts)
     engine = from_arrow(rollouts["rollout_logprobs"], "rollout_logprobs")
     gap = {} if _truncated_sampling(rollouts) else logprob_gap(replayed.logprobs, engine, actions)
     return attempt.commit(
         metrics=gap | describe("entropy", replayed.entropy.values[actions.values], "mean"),
-        facts={"policy_version": job.input("state").facts["policy_version"]},
+        facts={"policy_version": job.input("state").policy_version},
     )
 
 

@@ -58,7 +58,7 @@ def score(
 
 
 def _score(pool: TimedPool, job: Job, reward: RewardConfig, max_new_tokens: int, code: UserCode | None) -> Manifest:
-    rollouts = job.table("rollouts", ["trajectory_id", "messages", "metadata", "action_mask", "status"])
+    rollouts = job.table("rollouts", ["trajectory_id", "token_ids", "action_mask", "messages", "metadata", "status"])
     rows = [
         (code or reward.scorer, json.loads(messages)[-1]["content"], json.loads(metadata))
         for messages, metadata in zip(rollouts["messages"].to_pylist(), rollouts["metadata"].to_pylist(), strict=True)
@@ -79,7 +79,7 @@ def _score(pool: TimedPool, job: Job, reward: RewardConfig, max_new_tokens: int,
         schema=REWARDS,
     )
     attempt = job.attempt()
-    attempt.add_table("rewards", table)
+    attempt.add_table("rewards", table, rollouts=rollouts)
     examples = _examples(rollouts, shaped)
     return attempt.commit(metrics=reward_metrics(shaped, _components(outcomes)), facts={"examples": examples})
 

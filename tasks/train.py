@@ -84,7 +84,7 @@ def _train(trainer: "Trainer", job: Job, options: TrainOptions, setup: Setup) ->
             content_digest=digest,
             metrics=_over_updates(updates),
             facts={
-                "policy_version": int(job.input("state").facts["policy_version"]) + steps,
+                "policy_version": job.input("state").policy_version + steps,
                 "updates": updates,
             },
         )

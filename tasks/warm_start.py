@@ -54,7 +54,7 @@ def _warm_start(
     plan = [pack(streams.lengths, members, micro_tokens) for members in rows]
     updates = trainer.supervise(streams, loss_mask, plan)
     metrics = {"loss_first": updates[0]["loss"], "loss_last": updates[-1]["loss"]}
-    return commit_policy(trainer, job, int(job.input("state").facts["policy_version"]), metrics)
+    return commit_policy(trainer, job, job.input("state").policy_version, metrics)
 
 
 def _demonstrations(

@@ -1,0 +1,135 @@
+"""The config's edge: every fault is one line that names the value, the rule and the fix."""
+
+import typing
+from pathlib import Path
+
+import pytest
+
+from data.config import AdvantageConfig, RewardConfig, TrainConfig
+from flows.config import ConfigError, RunConfig, load
+
+SORT = Path(__file__).parents[2] / "flows" / "configs" / "sort.toml"
+
+
+def test_shipped_config_loads() -> None:
+    config = load(SORT)
+    assert (config.run, config.prompts.source, config.prompts.digits, config.critic.kind) == (
+        "sort",
+        "sort",
+        6,
+        "shared",
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.epoch=2", ["train.epoch", "unknown", "train.epochs"]),
+        ("train.optimizer.lrr=1", ["train.optimizer.lrr", "unknown", "train.optimizer.lr"]),
+        ("trian.epochs=2", ["trian", "unknown", "'train'"]),
+        ("train.epochs=1.5", ["train.epochs", "1.5", "integer"]),
+        ("train.epochs=true", ["train.epochs", "True", "integer"]),
+        ("seed=-1", ["seed", "-1", "0"]),
+        ("advantage.lam=1.2", ["advantage.lam", "1.2", "1"]),
+        ("critic=3", ["critic", "3"]),
+        ("sampling.temperature=0", ["sampling.temperature", "0.0", "above 0"]),
+        ("replay.temperature=0.5", ["replay.temperature", "0.5", "1.0", "remove"]),
+        ("critic.kind=none", ["gae", "none", "shared or separate"]),
+        ("train.optimizer.schedule=cosine", ["decay_steps", "0", "warmup_steps"]),
+        ("advantage.estimator=gea", ["gea", "gae"]),
+        ("resources.ray_address=10.0.0.1:6379", ["10.0.0.1:6379", "local store", "s3://"]),
+        ("reward.scorer=exacte", ["exacte", "exact", "file.py:function"]),
+        ("novalue", ["novalue", "a.b=value"]),
+        ("run.name=x", ["run", "value, not a section"]),
+    ],
+)
+def test_bad_value_is_named_with_its_rule(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SORT, [override])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_rollout_logprobs_under_top_p_are_refused() -> None:
+    """C24: log-probs of the truncated distribution are not those of the full softmax."""
+    with pytest.raises(ConfigError, match=r"old_logp_source = 'rollout' with top_p 0\.8"):
+        load(SORT, ["sampling.top_p=0.8", "train.old_logp_source=rollout"])
+    assert load(SORT, ["sampling.top_p=0.8", "train.old_logp_source=replay"]).sampling.top_p == 0.8
+
+
+def test_groups_of_one_and_unread_values_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SORT, ["advantage.estimator=group"])
+    assert "set critic.kind = 'none'" in str(caught.value)
+    assert "set it to 2 or more" in str(caught.value)
+    fits = ["advantage.estimator=group", "critic.kind=none", "prompts.samples_per_prompt=8"]
+    assert load(SORT, fits).advantage.estimator == "group"
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SORT, ["train.epochs=0", "seed=x"])
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_override_values_are_toml_else_words() -> None:
+    config = load(
+        SORT, ["run=my-run", "train.clip_low=.1", "train.optimizer.betas=[0.8, 0.9]", "advantage.whiten=false"]
+    )
+    assert (config.run, config.train.clip_low, config.advantage.whiten) == ("my-run", 0.1, False)
+    assert config.train.optimizer.betas == [0.8, 0.9]
+
+
+def test_missing_file_and_broken_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such config file"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("run = ")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(tmp_path / "broken.toml")
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(ConfigError, match="run: required"):
+        load(tmp_path / "empty.toml")
+
+
+def test_execution_fields_are_not_semantic() -> None:
+    """micro_tokens, threads and store say how to run; lr and lambda change the result."""
+    base, other = load(SORT), load(SORT, ["train.micro_tokens=99", "resources.threads=7", "resources.store=memory://x"])
+    assert base.semantic() == other.semantic()
+    assert base.semantic() != load(SORT, ["train.optimizer.lr=1e-5"]).semantic()
+    assert "micro_tokens" not in base.semantic()["train"]
+    assert base.semantic()["resources"] == {}
+
+
+def test_names_in_config_are_those_of_ops() -> None:
+    """Config imports no torch, so it lists names; an estimator, loss or scorer added to ops must be listed too."""
+    from data.config import SCORER_NAMES
+    from ops.advantages import ESTIMATORS
+    from ops.losses import AGGREGATIONS, POLICY_LOSSES
+    from ops.scorers import SCORERS
+
+    def listed(section: type, name: str) -> set[str]:
+        return set(typing.get_args(section.model_fields[name].annotation))
+
+    assert listed(AdvantageConfig, "estimator") == set(ESTIMATORS)
+    assert listed(TrainConfig, "loss") == set(POLICY_LOSSES)
+    assert listed(TrainConfig, "aggregation") == set(AGGREGATIONS)
+    assert set(SCORER_NAMES) == set(SCORERS)
+    assert RewardConfig(scorer="my/file.py:score").scorer == "my/file.py:score"
+
+
+def test_config_imports_no_heavy_library() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, flows.config, data.ledger, data.tables, data.prompts, ops.gae, ops.advantages;"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'megatron', 'mlflow', 'transformers', 'ray', 'prefect'}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_round_trip_through_json() -> None:
+    """Prefect carries the config as JSON."""
+    config = load(SORT)
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
