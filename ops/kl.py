@@ -19,5 +19,5 @@ def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     k1 is clamped at -20 in the exponent, where float32 would overflow.
     """
     difference = k1(logprobs, ref_logprobs)
-    # expm1 keeps the digits that e^x - 1 loses for a small x; rounding may still end just below 0.
-    return (torch.expm1(-difference.clamp(min=-20.0)) + difference).clamp(min=0.0)
+    # expm1 keeps the digits that e^x - 1 loses for a small x, and with them the sign.
+    return torch.expm1(-difference.clamp(min=-20.0)) + difference

@@ -12,6 +12,8 @@ def test_first_fit_decreasing():
     # 7 5 4 3 1 into 10: 7 opens the first, 5 the second, 4 fits beside 5, 3 beside 7, 1 goes to the second
     batches = pack(np.array([1, 5, 3, 7, 4]), np.arange(5), 10)
     assert [batch.tolist() for batch in batches] == [[3, 2], [1, 4, 0]]
+    # 6 5 4 1: 4 would fit beside 6 and beside 5, and goes to the first
+    assert [batch.tolist() for batch in pack(np.array([6, 5, 4, 1]), np.arange(4), 10)] == [[0, 2], [1, 3]]
 
 
 def test_only_the_given_rows_are_packed():
