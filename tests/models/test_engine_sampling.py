@@ -22,7 +22,7 @@ def slow_distribution(logits: list[float], temperature: float, top_k: int, top_p
     """Plain Python, token by token: temperature, the k likeliest, the fewest of those that reach p, renormalised."""
     scaled = [value / temperature for value in logits]
     weights = [math.exp(value - max(scaled)) for value in scaled]
-    likeliest = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
+    likeliest = sorted(range(len(weights)), key=lambda token: (-scaled[token], token))
     kept = likeliest[:top_k] if top_k else likeliest
     total, mass, nucleus = sum(weights[token] for token in kept), 0.0, []
     for token in kept:
@@ -89,12 +89,12 @@ def test_among_equal_tokens_the_lower_id_is_kept():
     assert filtered_logprobs(torch.zeros(1, 4, dtype=torch.float64), 2, 1.0).exp()[0].tolist() == [0.5, 0.5, 0, 0]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=12),
     st.sampled_from([0.3, 0.7, 1.0, 2.0]),
     st.integers(0, 14),
-    st.sampled_from([1.0, 0.999, 0.8, 0.31, 0.05]),
+    st.sampled_from([1.0, 0.9993, 0.7993, 0.3137, 0.0507]),  # no k/n: a sum that is p by chance decides nothing
     st.integers(0, 2**64 - 1),
 )
 def test_draws_agree_with_the_slow_reference(logits, temperature, top_k, top_p, seed):

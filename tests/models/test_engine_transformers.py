@@ -61,34 +61,41 @@ def requests(count: int = 40, vocab: int = 512, seed: int = 0) -> list[Request]:
     return [Request(f"p@{i}/0", prompt, seed=100 + i) for i, prompt in enumerate(prompts)]
 
 
-def slow_logprobs(model, request, completion, params) -> list[float]:
-    """Of every new token, from one unpadded pass without a cache over the whole stream, filtered token by token."""
+def slow_distributions(model, request, completion, params) -> np.ndarray:
+    """[new, vocab]: what each token was drawn from, by one unpadded pass without a cache over the whole stream."""
     stream = np.concatenate([request.token_ids, completion.token_ids]).astype(np.int64)
     with torch.no_grad():
         logits = model(torch.from_numpy(stream)[None], use_cache=False).logits[0].double()
     first = len(request.token_ids)
-    return [_slow_logprob(logits[at - 1], int(stream[at]), params) for at in range(first, len(stream))]
+    return np.stack([_slow_distribution(logits[at - 1], params) for at in range(first, len(stream))])
 
 
-def _slow_logprob(logits: torch.Tensor, token: int, params: SamplingParams) -> float:
+def _slow_distribution(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
     probs = (logits / (params.temperature or 1.0)).softmax(0).numpy()
-    if not params.greedy:
-        likeliest = np.argsort(-probs, kind="stable")[: params.top_k or None]
-        shares = probs[likeliest] / probs[likeliest].sum()
-        while params.top_p < 1.0 and len(shares) > 1 and shares[:-1].sum() >= params.top_p:
-            likeliest, shares = likeliest[:-1], shares[:-1]
-        probs = np.where(np.isin(np.arange(len(probs)), likeliest), probs, 0.0) / probs[likeliest].sum()
-    return float(np.log(probs[token]))
+    if params.greedy:
+        return probs
+    likeliest = np.argsort(-probs, kind="stable")[: params.top_k or None]
+    shares = probs[likeliest] / probs[likeliest].sum()
+    while params.top_p < 1.0 and len(shares) > 1 and shares[:-1].sum() >= params.top_p:
+        likeliest, shares = likeliest[:-1], shares[:-1]
+    return np.where(np.isin(np.arange(len(probs)), likeliest), probs, 0.0) / probs[likeliest].sum()
 
 
 def assert_logprobs(model, asked, completions, params) -> None:
+    """Each log-prob is that of the plain pass, and each token the one its own uniform number points at."""
     for request, completion in zip(asked, completions, strict=True):
         assert completion.trajectory_id == request.trajectory_id
         assert completion.logprobs.dtype == np.float32
         assert completion.token_ids.dtype == np.int32
-        expected = slow_logprobs(model, request, completion, params)
-        np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=1e-5)
         assert (completion.logprobs <= 0).all()
+        probs = slow_distributions(model, request, completion, params)
+        steps = np.arange(len(probs))
+        drawn = probs[steps, completion.token_ids]
+        np.testing.assert_allclose(completion.logprobs, np.log(drawn), rtol=0, atol=1e-5)
+        if not params.greedy:
+            uniform = np.random.Generator(np.random.Philox(key=request.seed)).random(len(probs))
+            below = probs.cumsum(-1)[steps, completion.token_ids] - drawn
+            assert ((below - 1e-5 <= uniform) & (uniform <= below + drawn + 1e-5)).all()
 
 
 @pytest.mark.parametrize(
@@ -158,6 +165,20 @@ def test_the_context_limits_the_answer(engine, model):
     assert [len(completion.token_ids) for completion in completions] == [1, 4, 9]
     assert {completion.finish_reason for completion in completions} == {"length"}
     assert_logprobs(model, asked, completions, params)
+
+
+def test_finished_rows_leave_the_batch(folder):
+    engine = start(folder, batch=40)
+    fed: list[int] = []
+    embedding = engine._serving.model.get_input_embeddings()
+    hook = embedding.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0].shape[0]))
+    lengths = [len(c.token_ids) for c in engine.generate(requests(40), replace(PLAIN, eos_ids=MANY_EOS))]
+    hook.remove()
+    # Before step k the rows with more than k tokens are alive; at most as many again may be ballast.
+    alive = [sum(length > step for length in lengths) for step in range(max(lengths))]
+    assert len(fed) == len(alive)
+    assert all(living <= rows < 2 * max(living, 1) + 1 for rows, living in zip(fed, alive, strict=True))
+    assert fed[-1] < 40
 
 
 def test_the_same_call_gives_the_same_bytes(engine, folder):
