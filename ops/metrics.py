@@ -78,32 +78,3 @@ def logprob_gap(old_logprobs: Ragged, rollout_logprobs: Ragged, action_mask: Rag
     sampled = action_mask.values
     gap = np.abs(old_logprobs.values[sampled].astype(np.float64) - rollout_logprobs.values[sampled])
     return describe("engine_logprob_gap", gap, "mean", "max")
-
-
-def policy_metrics(
-    logprobs: np.ndarray, old_logprobs: np.ndarray, advantages: np.ndarray, clip_low: float, clip_high: float
-) -> dict[str, float]:
-    """Of the loss_mask tokens of one optimizer step, [n] float each: how far the policy is from the one that sampled.
-
-    The ratio e^d, d = logprobs - old_logprobs; the share of tokens whose gradient the clip cuts, below (A < 0, ratio
-    under 1 - clip_low) and above (A > 0, ratio over 1 + clip_high); and KL(old || new), estimated on tokens sampled
-    from old, by k2 = d^2 / 2 and k3 = e^d - 1 - d. Source: math.md 5, 7.
-    """
-    if not len(logprobs):
-        return {}
-    d = logprobs.astype(np.float64) - old_logprobs
-    ratio = np.exp(d)
-    return describe("ratio", ratio) | {
-        "clip_fraction/low": float(np.mean((advantages < 0) & (ratio < 1 - clip_low))),
-        "clip_fraction/high": float(np.mean((advantages > 0) & (ratio > 1 + clip_high))),
-        "approx_kl/k2": float(np.mean(0.5 * d**2)),
-        "approx_kl/k3": float(np.mean(np.expm1(d) - d)),
-    }
-
-
-def value_clip_fraction(values: np.ndarray, old_values: np.ndarray, returns: np.ndarray, clip: float) -> float:
-    """The share of tokens whose clipped error is the larger one, so that the value loss gives no gradient; [n] each."""
-    if not len(values):
-        return 0.0
-    clipped = old_values + np.clip(values - old_values, -clip, clip)
-    return float(np.mean((clipped - returns) ** 2 > (values - returns) ** 2))

@@ -11,10 +11,8 @@ from ops.metrics import (
     explained_variance,
     group_metrics,
     logprob_gap,
-    policy_metrics,
     reward_metrics,
     rollout_metrics,
-    value_clip_fraction,
 )
 from ops.ragged import from_rows
 
@@ -40,7 +38,6 @@ def test_c12_reward_metrics_over_finite_rewards():
 def test_nothing_to_measure_is_left_out():
     assert reward_metrics(np.array([NAN])) == {"reward/failed": 1}
     assert describe("x", np.zeros(0)) == {}
-    assert policy_metrics(np.zeros(0), np.zeros(0), np.zeros(0), 0.2, 0.2) == {}
     assert rollout_metrics(np.zeros(0), np.zeros(0, bool), np.zeros(0, int)) == {}
 
 
@@ -107,29 +104,3 @@ def test_logprob_gap():
     old = from_rows([[0, -1.5, -2], [-0.5]], np.float32)
     engine = from_rows([[-9, -1, -2], [-1.5]], np.float32)
     assert logprob_gap(old, engine, mask) == {"engine_logprob_gap/mean": 0.5, "engine_logprob_gap/max": 1}
-
-
-def test_policy_metrics():
-    # ratios 1.5 (A 1: cut above), .5 (A -1: cut below), 1.5 (A -1: not cut), 1
-    d = np.log([1.5, 0.5, 1.5, 1.0])
-    got = policy_metrics(-3 + d, np.full(4, -3.0), np.array([1.0, -1, -1, 1]), 0.2, 0.28)
-    assert got["ratio/mean"] == pytest.approx(1.125)
-    assert got["ratio/std"] == pytest.approx(math.sqrt((0.375**2 * 2 + 0.625**2 + 0.125**2) / 4))
-    assert (got["ratio/min"], got["ratio/max"]) == (pytest.approx(0.5), pytest.approx(1.5))
-    assert (got["clip_fraction/low"], got["clip_fraction/high"]) == (0.25, 0.25)
-    # d^2 / 2: .0822007 (ln 1.5) twice, .2402265 (ln .5); e^d - 1 - d: .0945349 twice, .1931472
-    assert got["approx_kl/k2"] == pytest.approx((2 * 0.0822007 + 0.2402265) / 4, abs=1e-6)
-    assert got["approx_kl/k3"] == pytest.approx((2 * 0.0945349 + 0.1931472) / 4, abs=1e-6)
-
-
-def test_c17_approx_kl_is_not_negative_and_0_on_policy():
-    same = policy_metrics(np.array([-1.0, -2.0]), np.array([-1.0, -2.0]), np.ones(2), 0.2, 0.2)
-    assert (same["approx_kl/k2"], same["approx_kl/k3"], same["ratio/std"]) == (0, 0, 0)
-    assert (same["ratio/min"], same["ratio/max"]) == (1, 1)
-
-
-def test_value_clip_fraction():
-    # math.md 5: (.9, .2, 1) is cut (V_c = .4); (.3, .2, 1) is not moved; (-.5, .2, 1) and (.9, .2, .3) have V worse
-    values, returns = np.array([0.9, 0.3, -0.5, 0.9]), np.array([1, 1, 1, 0.3])
-    assert value_clip_fraction(values, np.full(4, 0.2), returns, 0.2) == 0.25
-    assert value_clip_fraction(np.zeros(0), np.zeros(0), np.zeros(0), 0.2) == 0
