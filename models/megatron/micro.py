@@ -20,6 +20,7 @@ class Micro:
 
     packed: PackedBatch
     source: np.ndarray  # [actions] int64, index of each action token in the caller's flat arrays
+    owner: np.ndarray  # [actions] int64, which of the micro-batch's rows it is in
     reads: Reads
     last: torch.Tensor  # [rows] int64, index of each row's last token in the packed rows
 
@@ -43,30 +44,31 @@ def prepare(streams: Ragged, action_mask: Ragged, rows: np.ndarray, device: torc
     packed = pack(streams, rows, device)
     flat = flat_indices(streams.offsets, rows)
     actions = np.flatnonzero(action_mask.values[flat])
-    source = flat[actions]
+    source, lengths = flat[actions], streams.lengths[rows]
     targets = streams.values[source].astype(np.int64)
-    reads = Reads(torch.from_numpy(actions - 1).to(device), torch.from_numpy(targets).to(device))
-    ends = np.maximum(offsets_of(streams.lengths[rows])[1:] - 1, 0)
-    return Micro(packed, source, reads, torch.from_numpy(ends).to(device))
+    return Micro(
+        packed=packed,
+        source=source,
+        owner=np.repeat(np.arange(len(rows)), lengths)[actions],
+        reads=Reads(torch.from_numpy(actions - 1).to(device), torch.from_numpy(targets).to(device)),
+        last=torch.from_numpy(offsets_of(lengths)[1:] - 1).to(device),
+    )
 
 
 def prepare_lesson(batch: TrainBatch, rows: np.ndarray, device: torch.device) -> Lesson:
     """The same, with the loss tokens' columns."""
     micro = prepare(batch.streams, batch.action_mask, rows, device)
     kept = np.flatnonzero(batch.loss_mask.values[micro.source])
-    source = micro.source[kept]
-    row = np.searchsorted(batch.streams.offsets, source, side="right") - 1
+    source, owner = micro.source[kept], micro.owner[kept]
 
     def column(values: Ragged | None) -> torch.Tensor | None:
         return None if values is None else torch.from_numpy(values.values[source].astype(np.float32)).to(device)
 
-    # Rows keep the caller's order within a micro-batch, and each appears once: counting them gives the offsets.
-    counts = np.bincount(row, minlength=len(batch.streams))[rows]
     return Lesson(
         micro=micro,
         among_actions=torch.from_numpy(kept).to(device),
-        offsets=torch.from_numpy(offsets_of(counts)).to(device),
-        rows=row,
+        offsets=torch.from_numpy(offsets_of(np.bincount(owner, minlength=len(rows)))).to(device),
+        rows=rows[owner],
         old_logprobs=column(batch.old_logprobs),
         advantages=column(batch.advantages),
         returns=column(batch.returns),

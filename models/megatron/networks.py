@@ -145,4 +145,4 @@ def _copy_into(trunk: Trunk, weights: Tensors) -> None:
 
 
 def _finalize_with(head: torch.nn.Module, model: list[torch.nn.Module], *args: Any, **kwargs: Any) -> None:
-    finalize_model_grads([*model, head], *args, **kwargs)
+    finalize_model_grads([head, *model], *args, **kwargs)  # the trunk last: there it looks for tied embeddings

@@ -1,5 +1,6 @@
 """Process groups: who takes part in training. Every rank calls `join` once, with the same layout."""
 
+import atexit
 import functools
 
 import torch
@@ -26,6 +27,7 @@ def join(rank: int, world: int, rendezvous: str, threads: int) -> torch.device:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     torch.distributed.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world)
+    atexit.register(torch.distributed.destroy_process_group)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=1, pipeline_model_parallel_size=1, context_parallel_size=1
     )

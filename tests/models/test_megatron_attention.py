@@ -31,8 +31,8 @@ def test_frequencies() -> None:
 
 
 def test_llama3_scaling_by_hand() -> None:
-    # d = 6, theta = 1000: frequencies 1, .1, .01; in 100 tokens they turn 15.9, 1.59, .159 times. With low 1 and high 4:
-    # above 4 turns kept; 1.59 lies (1.5915 - 1) / 3 = .19718 of the way, .1 (.19718 + .80282 / 8) = .029753; below 1: / 8.
+    # d = 6, theta = 1000: frequencies 1, .1, .01; in 100 tokens they turn 15.9, 1.59, .159 times. Low 1, high 4: more
+    # than 4 turns are kept; 1.5915 lies .19718 of the way, .1 (.19718 + .80282 / 8) = .029753; less than 1 turn: / 8.
     got = inverse_frequencies(Rope(1000.0, 8.0, 1.0, 4.0, 100), 6)
     assert got.tolist() == pytest.approx([1.0, 0.029753, 0.00125], rel=1e-4)
 

@@ -34,7 +34,7 @@ class PositionHead(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         assert len(hidden) == len(self.answer)
-        return self.answer
+        return self.answer.to(hidden.device)
 
 
 @pytest.mark.parametrize("kind", ["shared", "separate"])
@@ -106,7 +106,8 @@ def test_c36_every_part_is_in_the_optimizer_and_follows_the_schedule(
     for factor in (1.0, 1.0, 0.75, 0.5):
         (metrics,) = trainer.train(eight, [EVERYTHING], FREE)
         for name, part in parts.items():
-            assert {group["lr"] for group in part.optimizer.param_groups} == {pytest.approx(rates[name] * factor)}
+            for group in part.optimizer.param_groups:
+                assert group["lr"] == pytest.approx(rates[name] * factor)
         assert metrics["lr"] == pytest.approx(1e-2 * factor)
         assert metrics.get("critic_lr") == {"none": None, "shared": pytest.approx(2e-2 * factor)}.get(
             kind, pytest.approx(3e-3 * factor)

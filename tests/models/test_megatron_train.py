@@ -161,7 +161,7 @@ def test_metrics_of_a_uniform_step(trainer, small_model, digest_of, make_setup, 
     assert [step[f"ratio_{x}"] for x in ("mean", "min", "max")] == pytest.approx([2, 2, 2], rel=1e-5)
     assert step["ratio_std"] == pytest.approx(0, abs=2e-3)  # float32 log-probs
     assert (step["clip_fraction_low"], step["clip_fraction_high"]) == (0, 1)
-    # A = 1, r = 2, clip 1.2: -1.2. V = 0, old .3, R = 1: clipped value .1; max(1, .81) / 2 = .5; |0 - .3| > .2: clipped.
+    # A = 1, r = 2, clip 1.2: -1.2. V = 0, old .3, R = 1: clipped value .1; max(1, .81) / 2 = .5; |0 - .3| > .2.
     assert step["policy_loss"] == pytest.approx(-1.2, rel=1e-5)
     assert step["value_loss"] == pytest.approx(0.5, rel=1e-6)
     assert step["value_clip_fraction"] == 1
