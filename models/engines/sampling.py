@@ -61,10 +61,9 @@ def invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     A token of probability 0 is never drawn. float64.
     """
     cumulative = probs.cumsum(-1)
-    total = cumulative[:, -1]
-    # The product may round up to the total, which no token exceeds.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    ids = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    # Below the total, also after rounding: the largest uniform is 1 - 2^-53, half a unit in the last place or more.
+    target = uniform[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, target, right=True)[:, 0]
     return ids.clamp(max=probs.shape[-1] - 1)  # only NaN rows reach beyond
 
 
