@@ -81,6 +81,12 @@ def _sampling_faults(config: RunConfig) -> list[str]:
             f"train.old_logp_source = 'rollout' with top_p {sampling.top_p}, top_k {sampling.top_k}: the engine's "
             "log-probs are of the truncated distribution, the trainer's of the full one; set old_logp_source = 'replay'"
         )
+    reward = config.reward
+    if reward.truncated == "soft" and reward.overlong_buffer > sampling.max_new_tokens:
+        faults.append(
+            f"reward.overlong_buffer = {reward.overlong_buffer} with sampling.max_new_tokens = "
+            f"{sampling.max_new_tokens}: the soft penalty would meet every answer; set it to at most max_new_tokens"
+        )
     return faults
 
 

@@ -3,7 +3,9 @@
 import concurrent.futures
 import contextlib
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +34,10 @@ def session(address: str) -> Iterator[None]:
     if address == "local":
         # On one machine, Ray's own CPU count would cap what the operating system shares well.
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": os.cpu_count()}
+    terminate = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, **options)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, terminate)  # Ray puts its own in place, which ends the process at once
     try:
         yield
     finally:

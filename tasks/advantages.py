@@ -10,6 +10,7 @@ from infra.timed_pool import TimedPool
 from ops.advantages import AdvantageBatch, AdvantageColumns, AdvantageOptions, estimate
 from ops.metrics import advantage_metrics, group_metrics
 from ops.ragged import from_arrow
+from ops.rewards import scored
 from tasks.step import Job, Pending, Run, Step, perform, require_same_rows
 
 STEP = Step("advantages", version=1, kind="advantages")
@@ -47,7 +48,7 @@ def _advantages(worker: TimedPool, job: Job, config: AdvantageConfig) -> Manifes
         trajectory_id=rollouts["trajectory_id"],
         group_id=rollouts["parent_id"],
         purpose=rollouts["purpose"],
-        rewards=rewards["reward"].to_numpy().astype(np.float64),
+        rewards=scored(rewards["reward"]),
         truncated=pc.equal(rollouts["status"].cast(pa.string()), "truncated").to_numpy(),
         action_mask=rollouts["action_mask"],
         token_rewards=_present(rewards, "token_rewards"),

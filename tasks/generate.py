@@ -88,8 +88,7 @@ def _generate(
 
     policy, folder = job.input("policy"), job.folder("policy")
     tokenizer = Tokenizer(folder)
-    if engine.policy_digest != policy.content_digest:
-        engine.update_weights(folder, policy.policy_version, policy.content_digest)
+    engine.update_weights(folder, policy.policy_version, policy.content_digest)
     source = source_of(prompts)
     roots = _roots(source, draw, order_seed)
     requests = _requests(roots, prompts.samples_per_prompt if draw.purpose == "train" else 1, tokenizer, job.seed)

@@ -1,9 +1,9 @@
 """score: rollouts -> rewards. A scorer that raises, hangs or returns junk marks its trajectory, never the run."""
 
+import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,11 @@ from infra.timed_pool import Outcome, TimedPool
 from ops.metrics import reward_metrics
 from ops.ragged import from_arrow, row_sums
 from ops.rewards import shape_truncated
+from tasks.scoring import Scored, call_scorer, load_scorer
 from tasks.step import Job, Pending, Run, Step, perform
 
 EXAMPLE_CHARACTERS = 1000
 STEP = Step("score", version=1, kind="rewards")
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What a scorer said of one response."""
-
-    reward: float
-    components: dict[str, float]
-    extracted: str | None = None
 
 
 def score(
@@ -63,7 +55,8 @@ def _score(pool: TimedPool, job: Job, reward: RewardConfig, max_new_tokens: int,
         (code or reward.scorer, json.loads(messages)[-1]["content"], json.loads(metadata))
         for messages, metadata in zip(rollouts["messages"].to_pylist(), rollouts["metadata"].to_pylist(), strict=True)
     ]
-    outcomes = pool.map(call_scorer, rows, reward.timeout_s, reward.attempts)
+    prepare = functools.partial(load_scorer, code or reward.scorer)
+    outcomes = pool.map(call_scorer, rows, reward.timeout_s, reward.attempts, prepare)
     raw = np.array([math.nan if o.error else o.value.reward for o in outcomes], np.float64)
     lengths = row_sums(from_arrow(rollouts["action_mask"], "action_mask"))
     truncated = np.array([status == "truncated" for status in rollouts["status"].to_pylist()])
@@ -105,29 +98,6 @@ def _components(outcomes: list[Outcome]) -> dict[str, np.ndarray]:
     parts = [o.value.components if o.value else {} for o in outcomes]
     names = sorted({name for part in parts for name in part})
     return {name: np.array([part.get(name, math.nan) for part in parts]) for name in names}
-
-
-def call_scorer(scorer: UserCode | str, response: str, metadata: Mapping[str, Any]) -> Scored:
-    """In a scorer process: one response. Raises for whatever is no reward."""
-    from ops.scorers import SCORERS
-
-    if isinstance(scorer, UserCode):
-        return _checked(scorer.function(response, metadata), scorer.name)
-    reference = metadata.get("answer")
-    if reference is None:
-        raise ValueError(f"scorer {scorer!r} needs metadata.answer, and prompt {metadata.get('prompt_id')} has none")
-    found = SCORERS[scorer](response, str(reference))
-    return Scored(found.reward, {}, found.extracted)
-
-
-def _checked(said: Any, name: str) -> Scored:
-    """A number, or a dict of numbers with the key 'reward' (the others are components)."""
-    parts = dict(said) if isinstance(said, Mapping) else {"reward": said}
-    bad = {k: v for k, v in parts.items() if not isinstance(v, int | float) or not math.isfinite(v)}
-    if bad or "reward" not in parts:
-        raise TypeError(f"scorer {name} returned {said!r}; it must be a finite number, or a dict of them with 'reward'")
-    reward = float(parts.pop("reward"))
-    return Scored(reward, {str(k): float(v) for k, v in parts.items()})
 
 
 def _row(trajectory: str, outcome: Outcome, reward: float, penalty: float, scorer: Mapping[str, str]) -> dict[str, Any]:

@@ -64,8 +64,10 @@ def _train(trainer: "Trainer", job: Job, options: TrainOptions, setup: Setup) ->
     rollouts = job.table("rollouts", ["trajectory_id", "token_ids", "action_mask", "rollout_logprobs"])
     replays = job.table("replays")
     bring(trainer, job, setup)
-    batch = _batch(rollouts, replays, job.table("advantages"), setup, options)
-    plan = _plan(replays, batch.streams.lengths, options, job.seed)
+    advantages = job.table("advantages")
+    batch = _batch(rollouts, replays, advantages, setup, options)
+    excluded = advantages["excluded"].to_numpy()
+    plan = _plan(replays, excluded, batch.streams.lengths, options, job.seed)
     try:
         updates = trainer.train(batch, plan, options)
     except NonFiniteLoss as error:
@@ -128,14 +130,22 @@ def _optional(table: pa.Table, column: str, wanted: bool) -> Ragged | None:
     return from_arrow(table[column], column) if wanted else None
 
 
-def _plan(replays: pa.Table, lengths: np.ndarray, options: TrainOptions, seed: int) -> list[list[np.ndarray]]:
-    """[optimizer step][micro-batch] row numbers: replay's grouping first, then a fresh seeded shuffle each epoch."""
-    mini, micro = replays["mini_batch"].to_numpy(), replays["micro_batch"].to_numpy()
-    plan = [
-        [np.flatnonzero((mini == i) & (micro == j)) for j in range(micro[mini == i].max() + 1)]
-        for i in range(mini.max() + 1)
-    ]
+def _plan(
+    replays: pa.Table, excluded: np.ndarray, lengths: np.ndarray, options: TrainOptions, seed: int
+) -> list[list[np.ndarray]]:
+    """[optimizer step][micro-batch] row numbers: replay's grouping first, then a fresh seeded shuffle each epoch.
+
+    Excluded rows leave the batch, and with them what is left empty. Raises ValueError if no row stays.
+    """
+    kept = np.flatnonzero(~excluded)
+    if not len(kept):
+        raise ValueError(
+            f"all {len(excluded)} trajectories are excluded: there is nothing to learn from; see the scorer's "
+            "errors with `rollbook show RUN --iteration K --trajectory ID`"
+        )
+    mini, micro = replays["mini_batch"].to_numpy()[kept], replays["micro_batch"].to_numpy()[kept]
+    plan = [[kept[(mini == i) & (micro == j)] for j in np.unique(micro[mini == i])] for i in np.unique(mini)]
     for epoch in range(1, options.train.epochs):
-        for rows in mini_batches(len(lengths), options.train.mini_batch, derive(seed, "epoch", epoch)):
-            plan.append(pack(lengths, rows, options.train.micro_tokens))
+        for rows in mini_batches(len(kept), options.train.mini_batch, derive(seed, "epoch", epoch)):
+            plan.append(pack(lengths, kept[rows], options.train.micro_tokens))
     return plan

@@ -39,6 +39,7 @@ def test_shipped_config_loads() -> None:
         ("advantage.estimator=gea", ["gea", "gae"]),
         ("resources.ray_address=10.0.0.1:6379", ["10.0.0.1:6379", "local store", "s3://"]),
         ("reward.scorer=exacte", ["exacte", "exact", "file.py:function"]),
+        ("reward.truncated=soft", ["reward.overlong_buffer", "4096", "9", "at most max_new_tokens"]),
         ("novalue", ["novalue", "a.b=value"]),
         ("run.name=x", ["run", "value, not a section"]),
     ],
@@ -123,7 +124,8 @@ def test_config_imports_no_heavy_library() -> None:
 
     code = (
         "import sys, flows.config, data.ledger, data.tables, data.prompts, ops.gae, ops.advantages;"
-        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'megatron', 'mlflow', 'transformers', 'ray', 'prefect'}))"
+        "heavy = {'torch', 'megatron', 'mlflow', 'transformers', 'ray', 'prefect'};"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & heavy))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -1,0 +1,74 @@
+"""Real runs, made once a session by the command a user types: real Prefect, Ray, MLflow, Megatron, Parquet."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SORT = ROOT / "flows" / "configs" / "sort.toml"
+# Small, but with everything: warm start, evaluation before and after, several optimizer steps, a separate RNG per step.
+SMALL = (
+    "run=small",
+    "iterations=3",
+    "prompts.per_iteration=32",
+    "train.mini_batch=16",
+    "train.optimizer.warmup_steps=20",
+    "warm_start.steps=60",
+    "evaluate.problems=24",
+)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A user's working folder, and the command line in it."""
+
+    folder: Path
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(Path(sys.executable).parent / "rollbook"), *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        return kept | {"ROLLBOOK_HOME": str(self.folder / ".rollbook"), "COLUMNS": "200"}
+
+    def rollbook(self, *arguments: str, code: int = 0) -> str:
+        """Run a command to its end; its output. Fails unless it ends with `code`."""
+        done = subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=500
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{said[-4000:]}"
+        return said if code else done.stdout
+
+    def small(self, *overrides: str) -> list[str]:
+        """The arguments of the small run."""
+        return ["run", str(SORT), *(word for o in (*SMALL, *overrides) for word in ("--set", o))]
+
+    def run(self, *overrides: str, code: int = 0) -> str:
+        return self.rollbook(*self.small(*overrides), code=code)
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.rollbook(*arguments, "--json"))
+
+
+@pytest.fixture(scope="session")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Desk]:
+    def make(name: str) -> Desk:
+        return Desk(tmp_path_factory.mktemp(name))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def finished(desk: Callable[[str], Desk]) -> tuple[Desk, str]:
+    """An undisturbed small run in a fresh folder, and what it printed."""
+    made = desk("finished")
+    return made, made.run()

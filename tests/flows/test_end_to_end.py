@@ -1,0 +1,202 @@
+"""What a user sees of a run, and what its ledger, MLflow and Prefect hold, on real components."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+from mlflow.tracking import MlflowClient
+
+from data.ledger import Ledger
+from data.manifest import Manifest
+from data.store import Store
+from data.tables import read_table
+from ops.ragged import from_arrow
+
+STEPS = ["generate", "score", "replay", "advantages", "train", "publish"]
+
+
+def ledger_of(desk: Any) -> Ledger:
+    return Ledger(Store(f"file://{desk.folder}/.rollbook/store"), "small")
+
+
+def step(desk: Any, iteration: int, name: str) -> Manifest:
+    ledger = ledger_of(desk)
+    found = ledger.find(ledger.at(iteration, name))
+    assert found is not None
+    return found
+
+
+def test_output_tells_progress_result_and_where_to_look(finished: tuple[Any, str]) -> None:
+    desk, said = finished
+    for iteration in range(3):
+        assert sum(line.split()[:2] == [str(iteration), "reward"] for line in said.splitlines()) == 1
+    for words in ("held-out: sampled", "→", "mean training reward", "rollbook up", "rollbook show small --iteration 2"):
+        assert words in said
+    assert (desk.folder / ".rollbook/runs/small/reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_step_is_on_record_with_its_lineage(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+    for k in range(3):
+        made = {name: step(desk, k, name) for name in STEPS}
+        before = step(desk, k - 1, "publish") if k else None
+        assert made["score"].inputs == {"rollouts": made["generate"].content_digest}
+        assert made["train"].inputs["advantages"] == made["advantages"].content_digest
+        assert made["publish"].inputs["state"] == made["train"].content_digest
+        if before is not None:
+            assert made["generate"].inputs["policy"] == before.content_digest
+        # 32 prompts an iteration; 2 epochs of 2 mini-batches: 4 optimizer updates.
+        assert made["generate"].facts["cursor"] == {"start": 32 * k, "end": 32 * (k + 1)}
+        assert made["publish"].policy_version == 4 * (k + 1)
+        versions = {turn["policy_version"] for row in read_table(ledger_of(desk).store, made["generate"], ["turns"])
+                    ["turns"].to_pylist() for turn in row if turn["is_generated"]}  # fmt: skip
+        assert versions == {4 * k}
+
+
+def test_c07_mask_counts_sampled_tokens_and_trainer_agrees_with_engine(finished: tuple[Any, str]) -> None:
+    """Sum of action_mask = tokens the engine sampled; at those, |trainer's log-prob - engine's| <= 1e-4 in fp32."""
+    desk, _ = finished
+    for k in range(3):
+        rollouts = read_table(ledger_of(desk).store, step(desk, k, "generate"))
+        replays = read_table(ledger_of(desk).store, step(desk, k, "replay"))
+        mask = from_arrow(rollouts["action_mask"], "action_mask").values
+        spoken = sum(t["length"] for row in rollouts["turns"].to_pylist() for t in row if t["is_generated"])
+        assert mask.sum() == spoken == step(desk, k, "generate").metrics["generate/tokens"]
+        engine = from_arrow(rollouts["rollout_logprobs"], "rollout_logprobs").values
+        trainer = from_arrow(replays["old_logprobs"], "old_logprobs").values
+        assert np.abs(engine - trainer)[mask].max() <= 1e-4
+        assert (engine[~mask] == 0).all() and (trainer[~mask] == 0).all()
+
+
+def test_first_mini_batch_has_ratio_one(finished: tuple[Any, str]) -> None:
+    """Old log-probs come from replay in training's own micro-batches: exactly 1, not nearly."""
+    desk, _ = finished
+    for k in range(3):
+        updates = step(desk, k, "train").facts["updates"]
+        assert len(updates) == 4
+        assert updates[0]["ratio/min"] == updates[0]["ratio/max"] == 1.0
+        assert updates[1]["ratio/max"] > 1.0
+
+
+def test_lr_follows_its_warm_up(finished: tuple[Any, str]) -> None:
+    """2e-4 after 20 steps of linear warm-up, 4 steps an iteration: step s (from 0) has lr 2e-4 (s + 1) / 20."""
+    desk, _ = finished
+    lrs = [u["lr"] for k in range(3) for u in step(desk, k, "train").facts["updates"]]
+    assert lrs == pytest.approx([2e-4 * (s + 1) / 20 for s in range(12)])
+
+
+def test_trajectories_repeat_no_prompt_and_none_is_held_out(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+
+    def prompts(iteration: int, name: str) -> list[str]:
+        table = read_table(ledger_of(desk).store, step(desk, iteration, name), ["messages"])
+        return [json.loads(m)[-2]["content"] for m in table["messages"].to_pylist()]
+
+    trained = [p for k in range(3) for p in prompts(k, "generate")]
+    assert len(set(trained)) == 96
+    assert prompts(0, "evaluate_sampled") == prompts(3, "evaluate_sampled") == prompts(3, "evaluate_greedy")
+    assert not set(trained) & set(prompts(0, "evaluate_sampled"))
+
+
+def test_tables_are_small_arguments(finished: tuple[Any, str]) -> None:
+    """C27: what travels to a step is its request: manifests, never data. The largest one stays below 64 KiB."""
+    import pickle
+
+    desk, _ = finished
+    from data.request import Request
+
+    inputs = {name: step(desk, 2, name) for name in ("generate", "replay", "advantages", "train")}
+    assert len(pickle.dumps(Request(step="train", step_version=1, kind="state", inputs=inputs))) < 64 * 1024
+
+
+def test_show_and_ls(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+    shown = desk.json("show", "small")
+    assert shown["run"] == "small" and [i["iteration"] for i in shown["iterations"]] == [0, 1, 2]
+    for when, iteration in (("before", 0), ("after", 3)):
+        for decoding in ("sampled", "greedy"):
+            recorded = step(desk, iteration, f"score_{decoding}").metrics["reward/mean"]
+            assert shown["held_out"][when][decoding] == recorded
+    assert shown["iterations"][1]["seconds"]["train"] == step(desk, 1, "train").seconds
+    runs = desk.json("ls")["runs"]
+    assert [(r["run"], r["iterations"], r["status"]) for r in runs] == [("small", 3, "complete")]
+
+    one = desk.json("show", "small", "--iteration", "1")
+    assert len(one["trajectories"]) == 32
+    chosen = one["trajectories"][7]
+    whole = desk.json("show", "small", "--trajectory", chosen["trajectory_id"])
+    assert (whole["iteration"], whole["reward"], whole["advantage"]) == (1, chosen["reward"], chosen["advantage"])
+    assert [turn["role"] for turn in whole["turns"]] == ["user", "assistant"]
+    text = desk.rollbook("show", "small", "--trajectory", chosen["trajectory_id"])
+    assert "Sort: " in text and "reward" in text and "advantage" in text
+    assert "held-out" in desk.rollbook("show", "small")
+
+
+def test_mlflow_has_runs_metrics_inputs_manifests_and_versions(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+    client = MlflowClient(f"sqlite:///{desk.folder}/.rollbook/mlflow.db")
+    experiment = client.get_experiment_by_name("rollbook")
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [r for r in runs if r.data.tags["rollbook.role"] == "run"]
+    nested = {int(r.data.tags["rollbook.iteration"]): r for r in runs if r.data.tags["rollbook.role"] == "iteration"}
+    assert sorted(nested) == [0, 1, 2] and parent.info.status == "FINISHED"
+    assert parent.data.params["train.optimizer.lr"] == "0.0002"
+    for k, run in nested.items():
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.metrics["reward/mean"] == step(desk, k, "score").metrics["reward/mean"]
+        digests = {d.dataset.name: d.dataset.digest for d in run.inputs.dataset_inputs}
+        tables = {"rollouts": "generate", "rewards": "score", "replays": "replay", "advantages": "advantages"}
+        assert digests == {f"{kind}-{k}": step(desk, k, s).content_digest[:36] for kind, s in tables.items()}
+        manifests = {Path(f.path).stem for f in client.list_artifacts(run.info.run_id, "manifests")}
+        assert set(STEPS) <= manifests
+        text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/preview.md")
+        assert "## Best" in text and "Sort: " in text
+    rewards = client.get_metric_history(parent.info.run_id, "reward/mean")
+    assert [p.step for p in rewards] == [0, 1, 2]
+    versions = client.search_model_versions("name = 'small'")
+    assert {(v.tags["iteration"], v.tags["policy_version"], v.tags["digest"]) for v in versions} == {
+        (str(k), str(4 * (k + 1)), step(desk, k, "publish").content_digest) for k in range(3)
+    }
+    held_out = client.get_metric_history(parent.info.run_id, "held_out/sampled")
+    assert [p.step for p in held_out] == [0, 3]
+    assert [f.path for f in client.list_artifacts(parent.info.run_id, "plots")] == ["plots/reward.png"]
+
+
+def test_prefect_has_the_flow_its_tasks_and_artifacts(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+    with sqlite3.connect(f"file:{desk.folder}/.rollbook/prefect/prefect.db?mode=ro", uri=True) as db:
+        assert db.execute("select name, state_type from flow_run").fetchall() == [("train-small", "COMPLETED")]
+        tasks = db.execute("select name, state_type from task_run").fetchall()
+        keys = {key for (key,) in db.execute("select distinct key from artifact")}
+    assert {state for _, state in tasks} == {"COMPLETED"}
+    names = [name.rsplit("-", 1)[0] for name, _ in tasks]
+    assert all(names.count(s) == 3 for s in STEPS)
+    assert {f"iteration-{k}" for k in range(3)} <= set(names)
+    assert keys == {"iteration-small", "progress-small"}
+
+
+def test_second_run_does_nothing_and_says_so(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in (desk.folder / ".rollbook/store").rglob("*") if path.is_file()}
+    said = desk.run()
+    assert "every step is on record" in said and "held-out: sampled" in said
+    after = {path: path.stat().st_mtime_ns for path in (desk.folder / ".rollbook/store").rglob("*") if path.is_file()}
+    assert after == before
+    assert "would run" not in desk.rollbook(*desk.small(), "--dry-run")
+
+
+def test_dry_run_of_a_longer_run_says_what_would_run(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+    said = desk.rollbook(*desk.small("iterations=4"), "--dry-run")
+    lines = [line.split() for line in said.splitlines() if line.strip().startswith("3 ")]
+    assert [line[1] for line in lines if "would" in line][:2] == ["generate", "score"]
+
+
+def test_other_settings_under_the_same_name_are_refused(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+    said = desk.run("train.optimizer.lr=1e-5", code=1)
+    assert "train.optimizer.lr" in said and "0.0002" in said and "1e-05" in said and "--set run=NAME" in said
