@@ -56,9 +56,10 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and plan; run nothing.")] = False,
 ) -> None:
     """Train. What is on record is not done again, so the same command also resumes."""
+    parsed = load(config, overrides)
+    Home.find().prepare()  # before Prefect is imported, which looks for its folder then
     from flows.launch import launch, plan
 
-    parsed = load(config, overrides)
     if dry_run:
         views.plan(console, parsed, plan(parsed))
         return
@@ -176,6 +177,7 @@ def import_model(
     path: Annotated[str, typer.Argument(help="A local Hugging Face folder.")], store: StoreUrl = None
 ) -> None:
     """Copy a model into the store. Qwen2.5, Qwen3 and Llama families."""
+    Home.find().prepare()
     from flows.launch import import_only
 
     manifest = import_only(path, ResourcesConfig(store=store))

@@ -28,7 +28,6 @@ def plan(config: RunConfig) -> list[Note]:
     from flows import training
 
     home = Home.find()
-    home.prepare()
     ledger = open_ledger(config, home)
     if ledger.store.exists(f"{config.run}/run.json"):
         ledger.open_or_create(config)
@@ -45,6 +44,7 @@ def launch(config: RunConfig, console: Console) -> None:
     log_to_terminal(console)
     waiting = [note for note in plan(config) if not note.recorded]
     if waiting:
+        open_ledger(config, Home.find()).store.check_writable()
         console.print(f"{config.run}: {_first(waiting[0])}. Starting Prefect, Ray and the models takes half a minute.")
         with _Terminal(config, console):
             training.train(config)
@@ -58,7 +58,6 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
     """Import a model outside of any run."""
     config = RunConfig(run=IMPORT_RUN, model=ModelConfig(path=path), resources=resources)
     home = Home.find()
-    home.prepare()
     run = make_run(config, open_ledger(config, home), home)
     try:
         return import_model(run, path)

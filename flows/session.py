@@ -9,7 +9,7 @@ from data.ledger import Ledger
 from data.store import Store
 from data.summary import summarize
 from flows.config import RunConfig
-from infra.driver import driving
+from infra.driver import driving, require_going_on
 from infra.home import Home
 from infra.plots import reward_png
 from infra.ray_session import Fleet
@@ -87,6 +87,6 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         engine=engine_role(config.engine.kind, config.engine.batch, threads),
         trainer=trainer_role(threads),
         worker=worker_role(config.reward.workers),
-        watchers=watchers,
+        watchers=[lambda note: require_going_on(), *watchers],
         execution={"threads": threads, "engine_batch": config.engine.batch, "micro_tokens": config.train.micro_tokens},
     )

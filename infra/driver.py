@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 log = logging.getLogger("rollbook")
+_stop_asked = threading.Event()
 LOG_FILE = "run.log"
 
 
@@ -99,17 +101,26 @@ def interruptible() -> Iterator[None]:
     """SIGTERM ends the block like Ctrl-C does, so that what it holds is let go."""
 
     def interrupt(signum: int, frame: object) -> None:
+        _stop_asked.set()
         raise KeyboardInterrupt(f"signal {signum}")
 
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # not the main thread, as under a Prefect worker, which cancels by its own means
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _stop_asked.clear()
+
+
+def require_going_on() -> None:
+    """Raises KeyboardInterrupt if a stop was asked for: a library may have swallowed the first one."""
+    if _stop_asked.is_set():
+        raise KeyboardInterrupt
 
 
 def log_to_terminal(console: Console) -> None:

@@ -18,10 +18,12 @@ QUIET = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "GIT_PYTHON_REFRESH": "quiet",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads on busy cores make a step 20 times slower
 }
 
 
@@ -66,6 +68,7 @@ class Home:
         Raises PermissionError, naming the folder, if it cannot be made.
         """
         try:
+            self.prefect.mkdir(parents=True, exist_ok=True)
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PermissionError(

@@ -95,7 +95,7 @@ class Run:
     execution: dict[str, Any]
     planning: bool = False
     notes: list[Note] = field(default_factory=list)
-    watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs
+    watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
 
     def note(self, note: Note) -> None:
         self.notes.append(note)

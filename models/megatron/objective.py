@@ -14,7 +14,7 @@ from ops.losses import MAX_LOG_RATIO, aggregate, value_loss
 
 # (logprobs, old_logprobs, advantages) -> loss, all [tokens] float32
 TokenLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Scalars = dict[str, torch.Tensor]  # float64; over micro-batches `_min` and `_max` reduce by name, all others add up
+Scalars = dict[str, torch.Tensor]  # float64; over micro-batches `/min` and `/max` reduce by name, all others add up
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,11 @@ def grade(
 ) -> tuple[torch.Tensor, torch.Tensor, Measured] | Measured:
     """(numerator of the loss, count that divides it, metrics); for `non_loss_data` the metrics alone."""
     terms, scalars = _terms(outputs, lesson, objective)
-    weights = {"policy_loss": 1.0, "value_loss": objective.value_weight, "negative_entropy": objective.entropy_bonus}
+    weights = {
+        "loss/policy": 1.0,
+        "loss/value": objective.value_weight,
+        "loss/negative_entropy": objective.entropy_bonus,
+    }
     learned = torch.zeros((), dtype=torch.float64, device=lesson.advantages.device)
     for name, per_token in terms.items():
         everywhere = torch.ones_like(per_token, dtype=torch.bool)
@@ -65,19 +69,19 @@ def step_metrics(parts: Sequence[Measured], step: int) -> dict[str, float]:
     Raises NonFiniteLoss, naming the rows, if a loss is NaN or infinite.
     """
     totals = _totals([part.scalars for part in parts])
-    if not all(math.isfinite(totals.get(name, 0.0)) for name in ("policy_loss", "value_loss", "negative_entropy")):
+    if not all(math.isfinite(totals.get(name, 0.0)) for name in ("loss/policy", "loss/value", "loss/negative_entropy")):
         raise NonFiniteLoss(step, sorted({row for part in parts for row in _sick_rows(part)}))
     tokens, count = totals.pop("tokens"), max(totals.pop("count"), 1.0)
-    totals.pop("negative_entropy", None)
-    metrics = {"tokens": tokens}
+    totals.pop("loss/negative_entropy", None)
+    metrics = {"train/tokens": tokens}
     for name, value in totals.items():
-        if name.endswith(("_min", "_max")):
+        if name.endswith(("/min", "/max")):
             metrics[name] = value if tokens else 1.0
         else:
-            metrics[name] = value / (count if name.endswith("_loss") else max(tokens, 1.0))
-    if "ratio_mean" in metrics:
-        variance = metrics.pop("ratio_square") - metrics["ratio_mean"] ** 2
-        metrics["ratio_std"] = math.sqrt(max(variance, 0.0))
+            metrics[name] = value / (count if name.startswith("loss/") else max(tokens, 1.0))
+    if "ratio/mean" in metrics:
+        variance = metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2
+        metrics["ratio/std"] = math.sqrt(max(variance, 0.0))
     return metrics
 
 
@@ -87,16 +91,16 @@ def _terms(outputs: Outputs, lesson: Lesson, objective: Objective) -> tuple[dict
     scalars = {"tokens": _number(len(lesson.rows), lesson.advantages.device)}
     if objective.token_loss is not None:
         logprobs, entropy = (x.index_select(0, lesson.among_actions) for x in (outputs.logprobs, outputs.entropy))
-        terms["policy_loss"] = objective.token_loss(logprobs, lesson.old_logprobs, lesson.advantages)
+        terms["loss/policy"] = objective.token_loss(logprobs, lesson.old_logprobs, lesson.advantages)
         if objective.entropy_bonus:
-            terms["negative_entropy"] = -entropy
+            terms["loss/negative_entropy"] = -entropy
         scalars |= _policy_scalars(logprobs.detach(), entropy.detach(), lesson, objective)
     if objective.value_weight is not None:
         read_at = lesson.micro.reads.at.index_select(0, lesson.among_actions)
         values = outputs.values.index_select(0, read_at)
-        terms["value_loss"] = value_loss(values, lesson.old_values, lesson.returns, objective.value_clip)
+        terms["loss/value"] = value_loss(values, lesson.old_values, lesson.returns, objective.value_clip)
         moved = (values.detach() - lesson.old_values).abs()
-        scalars["value_clip_fraction"] = _count(moved > (objective.value_clip or math.inf))
+        scalars["value/clip_fraction"] = _count(moved > (objective.value_clip or math.inf))
     return terms, scalars
 
 
@@ -106,15 +110,15 @@ def _policy_scalars(logprobs: torch.Tensor, entropy: torch.Tensor, lesson: Lesso
     infinity = ratio.new_full((1,), math.inf)  # so that a micro-batch without loss tokens has no say
     return {
         "entropy": entropy.sum(dtype=torch.float64),
-        "ratio_mean": ratio.sum(),
-        "ratio_square": ratio.square().sum(),
-        "ratio_min": torch.cat([ratio, infinity]).min(),
-        "ratio_max": torch.cat([ratio, -infinity]).max(),
-        "clip_fraction_low": _count(ratio < 1.0 - objective.clip_low),
-        "clip_fraction_high": _count(ratio > 1.0 + objective.clip_high),
+        "ratio/mean": ratio.sum(),
+        "ratio/square": ratio.square().sum(),
+        "ratio/min": torch.cat([ratio, infinity]).min(),
+        "ratio/max": torch.cat([ratio, -infinity]).max(),
+        "clip_fraction/low": _count(ratio < 1.0 - objective.clip_low),
+        "clip_fraction/high": _count(ratio > 1.0 + objective.clip_high),
         # The tokens were sampled from the old policy: these estimate KL(old || new).
-        "kl_k2": k2(old, logprobs).sum(dtype=torch.float64),
-        "kl_k3": k3(old, logprobs).sum(dtype=torch.float64),
+        "kl/k2": k2(old, logprobs).sum(dtype=torch.float64),
+        "kl/k3": k3(old, logprobs).sum(dtype=torch.float64),
     }
 
 
@@ -123,7 +127,7 @@ def _totals(scalars: Sequence[Scalars]) -> dict[str, float]:
     names = list(scalars[0])
     rows = torch.stack([torch.stack([row[name] for name in names]) for row in scalars]).tolist()
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    reduce = {"_min": min, "_max": max}
+    reduce = {"/min": min, "/max": max}
     return {name: reduce.get(name[-4:], math.fsum)(column) for name, column in columns.items()}
 
 

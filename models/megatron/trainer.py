@@ -114,7 +114,7 @@ class Trainer:
         batch = TrainBatch(streams, loss_mask, loss_mask, old_logprobs=zeros, advantages=zeros)
         check_batch(batch, critic=False)
         metrics = self._follow(course.supervised(), batch, plan)
-        names = {"policy_loss": "loss"} | {name: name for name in ("entropy", "grad_norm", "lr", "tokens")}
+        names = {"loss/policy": "loss"} | {name: name for name in ("entropy", "grad_norm", "lr", "train/tokens")}
         return [{new: step[old] for old, new in names.items()} for step in metrics]
 
     def export_policy(self, folder: Path) -> str:

@@ -14,25 +14,31 @@ def fresh(desk: Callable[[str], Any]) -> Any:
 
 def told(fresh: Any, *overrides: str) -> str:
     """The run's complaint; it must be short, without traceback, and leave no run in the store."""
-    said = fresh.run("run=wrong", *overrides, code=1)
+    return short(fresh, fresh.run("run=wrong", *overrides, code=1))
+
+
+def short(fresh: Any, said: str) -> str:
     assert "Traceback" not in said and len(said.strip().splitlines()) <= 2, said
     assert not (fresh.folder / ".rollbook/store/wrong").exists()
     return said
 
 
-def prompts(fresh: Any, name: str, text: str) -> str:
-    (fresh.folder / name).write_text(text)
-    return f"prompts.source={fresh.folder / name}"
+def config_for(fresh: Any, rows: str) -> str:
+    """A config whose prompts are the given JSONL text."""
+    (fresh.folder / "rows.jsonl").write_text(rows)
+    file = fresh.folder / "rows.toml"
+    source = fresh.folder / "rows.jsonl"
+    file.write_text(f"run = 'wrong'\n[prompts]\nsource = '{source}'\nper_iteration = 1\n[evaluate]\nproblems = 0\n")
+    return str(file)
 
 
 def test_broken_row_names_file_and_line(fresh: Any) -> None:
     rows = json.dumps({"prompt": "1+1", "metadata": {"answer": "2"}}) + '\n{"prompt": \n'
-    said = told(fresh, prompts(fresh, "broken.jsonl", rows), "warm_start.steps=0", "evaluate.problems=0")
-    assert "broken.jsonl:2" in said
+    assert "rows.jsonl:2" in short(fresh, fresh.rollbook("run", config_for(fresh, rows), code=1))
 
 
 def test_empty_data_set(fresh: Any) -> None:
-    assert "empty.jsonl" in told(fresh, prompts(fresh, "empty.jsonl", ""), "warm_start.steps=0", "evaluate.problems=0")
+    assert "rows.jsonl" in short(fresh, fresh.rollbook("run", config_for(fresh, ""), code=1))
 
 
 def test_unknown_model_family_is_refused_by_name(fresh: Any) -> None:
@@ -76,11 +82,8 @@ def test_unknown_run_iteration_and_trajectory(finished: tuple[Any, str]) -> None
 
 def test_prompt_longer_than_the_context(fresh: Any) -> None:
     """The toy's context is 512 tokens; the run stops at generate, with nothing of the iteration on record."""
-    source = prompts(
-        fresh, "long.jsonl", json.dumps({"prompt_id": "long", "prompt": "x" * 600, "metadata": {"answer": "y"}}) + "\n"
-    )
-    overrides = [source, "warm_start.steps=0", "evaluate.problems=0", "prompts.per_iteration=1"]
-    said = fresh.run("run=long", *overrides, code=1)
+    row = {"prompt_id": "long", "prompt": "x" * 600, "metadata": {"answer": "y"}}
+    said = fresh.rollbook("run", config_for(fresh, json.dumps(row)), "--set", "run=long", code=1)
     assert "prompt long" in said and "512" in said and "shorten" in said
     assert not list((fresh.folder / ".rollbook/store/long").glob("0*/*/manifest.json"))
 

@@ -123,7 +123,7 @@ def test_one_dimensional_parameters_do_not_decay(trainer, small_model, digest_of
     (metrics,) = trainer.train(nothing, [EVERYTHING], FREE)
     for name, after in weights(trainer, "policy").items():
         assert torch.allclose(after, before[name] * (0.995 if after.ndim > 1 else 1.0), rtol=1e-6, atol=0), name
-    assert (metrics["tokens"], metrics["policy_loss"], metrics["ratio_min"], metrics["grad_norm"]) == (0, 0, 1, 0)
+    assert (metrics["train/tokens"], metrics["loss/policy"], metrics["ratio/min"], metrics["grad_norm"]) == (0, 0, 1, 0)
 
 
 @pytest.mark.parametrize("kind", ["shared", "separate"])
@@ -137,7 +137,7 @@ def test_a_frozen_policy_does_not_move_at_all(
     for part, old in before.items():
         assert same(old, weights(trainer, part)) == (part == "policy"), part
     assert steps[0]["lr"] == 0 and steps[0]["critic_lr"] > 0 and steps[0]["critic_grad_norm"] > 0
-    assert steps[1]["value_loss"] < steps[0]["value_loss"]
+    assert steps[1]["loss/value"] < steps[0]["loss/value"]
     # Its optimizer has not moved either: what follows is what a policy does that was never frozen.
     trainer.train(eight, [EVERYTHING], FREE)
     assert trainer._networks.parts["policy"].steps == 1
@@ -177,11 +177,11 @@ def test_the_separate_critic_starts_as_a_copy_and_learns_its_returns(
     unclipped = make_setup("separate", critic={"clip": None})
     trainer.bring_to_policy(small_model, digest_of(small_model), unclipped)
     steps = trainer.train(eight, [EVERYTHING] * 40, FROZEN)
-    assert steps[-1]["value_loss"] < 0.2 * steps[0]["value_loss"]
+    assert steps[-1]["loss/value"] < 0.2 * steps[0]["loss/value"]
     replayed = trainer.replay(eight.streams, eight.action_mask, EVERYTHING, 1.0, values=True)
     mask = eight.loss_mask.values
     error = replayed.values.values[mask] - eight.returns.values[mask]
-    assert 0.5 * float(np.square(error).mean()) == pytest.approx(steps[-1]["value_loss"], rel=0.5)
+    assert 0.5 * float(np.square(error).mean()) == pytest.approx(steps[-1]["loss/value"], rel=0.5)
 
 
 def test_an_untied_critic_has_no_output_layer(trainer, make_model, digest_of, make_setup) -> None:

@@ -137,9 +137,9 @@ def test_first_ratio_is_exactly_one_with_the_grouping_of_replay(
     replayed = trainer.replay(eight.streams, eight.action_mask, grouping, 1.0, values=kind != "none")
     batch = replace(eight, old_logprobs=replayed.logprobs, old_values=replayed.values)
     first, second = trainer.train(batch, [grouping[:2], grouping[2:]], options())
-    assert [first[f"ratio_{x}"] for x in ("mean", "min", "max", "std")] == [1.0, 1.0, 1.0, 0.0]
-    assert (first["kl_k2"], first["kl_k3"], first["clip_fraction_low"], first["clip_fraction_high"]) == (0, 0, 0, 0)
-    assert second["ratio_std"] > 0 and second["kl_k2"] > 0
+    assert [first[f"ratio/{x}"] for x in ("mean", "min", "max", "std")] == [1.0, 1.0, 1.0, 0.0]
+    assert (first["kl/k2"], first["kl/k3"], first["clip_fraction/low"], first["clip_fraction/high"]) == (0, 0, 0, 0)
+    assert second["ratio/std"] > 0 and second["kl/k2"] > 0
 
 
 def test_metrics_of_a_uniform_step(trainer, small_model, digest_of, make_setup, eight: TrainBatch) -> None:
@@ -157,16 +157,16 @@ def test_metrics_of_a_uniform_step(trainer, small_model, digest_of, make_setup, 
     )
     (step,) = trainer.train(batch, [[np.array([2, 6]), np.array([3]), np.array([5, 1])]], options(temperature=1.0))
     # Loss tokens: rows 2, 6, 3, 5, 1 have 9, 1, 0, 7 - 1, 2 = 18.
-    assert step["tokens"] == 18
-    assert [step[f"ratio_{x}"] for x in ("mean", "min", "max")] == pytest.approx([2, 2, 2], rel=1e-5)
-    assert step["ratio_std"] == pytest.approx(0, abs=2e-3)  # float32 log-probs
-    assert (step["clip_fraction_low"], step["clip_fraction_high"]) == (0, 1)
+    assert step["train/tokens"] == 18
+    assert [step[f"ratio/{x}"] for x in ("mean", "min", "max")] == pytest.approx([2, 2, 2], rel=1e-5)
+    assert step["ratio/std"] == pytest.approx(0, abs=2e-3)  # float32 log-probs
+    assert (step["clip_fraction/low"], step["clip_fraction/high"]) == (0, 1)
     # A = 1, r = 2, clip 1.2: -1.2. V = 0, old .3, R = 1: clipped value .1; max(1, .81) / 2 = .5; |0 - .3| > .2.
-    assert step["policy_loss"] == pytest.approx(-1.2, rel=1e-5)
-    assert step["value_loss"] == pytest.approx(0.5, rel=1e-6)
-    assert step["value_clip_fraction"] == 1
+    assert step["loss/policy"] == pytest.approx(-1.2, rel=1e-5)
+    assert step["loss/value"] == pytest.approx(0.5, rel=1e-6)
+    assert step["value/clip_fraction"] == 1
     # k1 = log old - log new = -ln 2: k2 = ln²2 / 2 = .240227, k3 = e^ln2 - 1 - ln 2 = .306853.
-    assert (step["kl_k2"], step["kl_k3"]) == pytest.approx((0.240227, 0.306853), rel=1e-4)
+    assert (step["kl/k2"], step["kl/k3"]) == pytest.approx((0.240227, 0.306853), rel=1e-4)
     assert (step["lr"], step["critic_lr"]) == (1e-2, 2e-2)
     assert 0 < step["entropy"] < math.log(64)
 
@@ -237,7 +237,7 @@ def test_supervise_is_cross_entropy_on_the_loss_tokens(
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
     # Warm-up over 4 steps to .01.
     assert [step["lr"] for step in steps[:5]] == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
-    assert set(steps[0]) == {"loss", "entropy", "grad_norm", "lr", "tokens"}
+    assert set(steps[0]) == {"loss", "entropy", "grad_norm", "lr", "train/tokens"}
 
 
 def test_bfloat16_learns_through_float32_masters(
