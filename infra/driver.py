@@ -35,7 +35,9 @@ class Holder:
 
     def alive(self) -> bool:
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
+            process = psutil.Process(self.pid)
+            ended = process.status() == psutil.STATUS_ZOMBIE  # its parent has not asked yet
+            return not ended and abs(process.create_time() - self.started) < 1.0
         except psutil.NoSuchProcess:
             return False
 

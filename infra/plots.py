@@ -34,4 +34,4 @@ def reward_text(title: str, rewards: Sequence[float]) -> str:
     plotext.plot(list(range(len(rewards))), list(rewards), marker="braille")
     plotext.title(title)
     plotext.xlabel("iteration")
-    return plotext.build()
+    return plotext.uncolorize(plotext.build())

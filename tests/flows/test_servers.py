@@ -1,0 +1,51 @@
+"""`rollbook up` and `rollbook doctor`, for real."""
+
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from infra.servers import answers
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_up_serves_what_a_run_recorded_and_leaves_nothing_behind(finished: tuple[Any, str]) -> None:
+    desk, _ = finished
+    mlflow, prefect = free_port(), free_port()
+    process = subprocess.Popen(
+        desk.command("up", "--mlflow-port", str(mlflow), "--prefect-port", str(prefect)),
+        cwd=desk.folder, env=desk.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first == f"MLflow   http://127.0.0.1:{mlflow}\n", first + process.stdout.read()
+    assert answers(f"http://127.0.0.1:{mlflow}/health") and answers(f"http://127.0.0.1:{prefect}/api/health")
+    found = {check["name"]: check for check in desk.json("doctor")["checks"]}
+    assert found["prefect"]["found"] == f"http://127.0.0.1:{prefect}/api answers"
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=60)
+    psutil.wait_procs(family, timeout=30)
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not (desk.folder / ".rollbook/servers.json").exists()
+
+
+def test_doctor_without_servers(desk: Callable[[str], Any]) -> None:
+    mine = desk("doctor")
+    report = json.loads(mine.rollbook("doctor", "--json"))
+    assert report["ok"]
+    found = {check["name"]: check["found"] for check in report["checks"]}
+    assert set(found) == {"python", "packages", "machine", "gpu", "home", "store", "ray", "mlflow", "prefect"}
+    assert found["python"].startswith("3.12") and "torch 2.14.1" in found["packages"]
+    assert "can be written" in found["store"] and "each run starts one" in found["prefect"]
+    said = mine.rollbook("doctor", "--store", "/proc/nothing", code=1)
+    assert "fails" in said and "cannot be written" in said

@@ -1,0 +1,63 @@
+"""One driver a run: the lock, who holds it, and what is left when it dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.driver import RunBusy, driving, holder_of, stop
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from infra.driver import driving
+try:
+    with driving(Path(sys.argv[1]), "mine"):
+        print("holding", flush=True)
+        time.sleep(600)
+except KeyboardInterrupt:
+    print("let go", flush=True)
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "holding\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_second_driver_is_told_who_holds_the_run(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    with pytest.raises(RunBusy, match=rf"process {other.pid} on .*rollbook stop mine"), driving(tmp_path, "mine"):
+        pass
+    holder = holder_of(tmp_path)
+    assert holder is not None and holder.pid == other.pid
+
+
+def test_stop_is_clean(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    holder = holder_of(tmp_path)
+    assert holder is not None and stop(holder, grace_s=20)
+    assert other.stdout is not None and other.stdout.read() == "let go\n"
+    assert holder_of(tmp_path) is None
+
+
+def test_killed_driver_leaves_the_run_free(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    assert holder_of(tmp_path) is None
+    with driving(tmp_path, "mine"):
+        holder = holder_of(tmp_path)
+        assert holder is not None and holder.pid == os.getpid()
+    assert holder_of(tmp_path) is None
+
+
+def test_pid_used_again_is_no_holder(tmp_path: Path) -> None:
+    """Our own pid with another start time is another process."""
+    (tmp_path / "driver.json").write_text(f'{{"pid": {os.getpid()}, "host": "h", "started": {time.time() - 1e6}}}')
+    assert holder_of(tmp_path) is None

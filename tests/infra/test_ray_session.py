@@ -1,0 +1,85 @@
+"""Residents and gangs on a real Ray: what comes back, what is raised, and what happens when a process dies."""
+
+import os
+import time
+
+import pytest
+
+from infra.ray_session import Fleet, Role, WorkerLost
+
+
+class Counter:
+    def __init__(self, *args: object) -> None:
+        self.args, self.calls = args, 0
+
+
+class UserError(Exception):
+    """Does not pickle by its arguments alone, as many do not."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def count(counter: Counter, step: int) -> tuple[int, tuple[object, ...], int]:
+    counter.calls += step
+    return counter.calls, counter.args, os.getpid()
+
+
+def fail(counter: Counter) -> None:
+    raise ValueError("the value, the rule and the fix")
+
+
+def fail_oddly(counter: Counter) -> None:
+    raise UserError(7, "odd")
+
+
+def die(counter: Counter) -> None:
+    os._exit(9)
+
+
+def broken() -> None:
+    raise ImportError("no such engine")
+
+
+def test_resident_stays_warm(fleet: Fleet) -> None:
+    role = Role("counter", Counter, ("a", 1))
+    assert fleet.run(role, count, 2)[:2] == (2, ("a", 1))
+    assert fleet.run(role, count, 3)[0] == 5
+
+
+def test_gang_gives_its_ranks_one_meeting_place(fleet: Fleet) -> None:
+    _, (rank, world, rendezvous, extra), _ = fleet.run(Role("gang", Counter, ("x",), ranks=1), count, 1)
+    assert (rank, world, extra) == (0, 1, "x")
+    assert str(rendezvous).startswith("tcp://") and int(str(rendezvous).rsplit(":", 1)[1]) > 0
+
+
+def test_what_a_body_raises_arrives_as_itself_with_its_traceback(fleet: Fleet) -> None:
+    with pytest.raises(ValueError, match="the value, the rule and the fix") as caught:
+        fleet.run(Role("counter", Counter), fail)
+    assert "in fail" in "".join(caught.value.__notes__)
+    with pytest.raises(Exception, match="odd"):
+        fleet.run(Role("counter", Counter), fail_oddly)
+
+
+def test_factory_that_fails_tells_the_first_caller(fleet: Fleet) -> None:
+    with pytest.raises(ImportError, match="no such engine"):
+        fleet.run(Role("broken", broken), count, 1)
+
+
+def test_dead_resident_is_worker_lost_and_comes_back_fresh(fleet: Fleet) -> None:
+    role = Role("mortal", Counter)
+    _, _, pid = fleet.run(role, count, 5)
+    with pytest.raises(WorkerLost):
+        fleet.run(role, die)
+    calls, _, other = fleet.run(role, count, 1)
+    assert calls == 1 and other != pid
+
+
+def test_warm_returns_at_once(fleet: Fleet) -> None:
+    """Starting a resident must not hold up the step before: far less than the 2 s that its factory takes."""
+    fleet.run(Role("counter", Counter), count, 1)
+    started = time.monotonic()
+    fleet.warm(Role("slow", time.sleep, (2.0,)))
+    assert fleet.run(Role("counter", Counter), count, 0)
+    assert time.monotonic() - started < 2.0

@@ -1,0 +1,113 @@
+"""The memo: a step on record is not run again; another request at its place is refused; a plan runs nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.ledger import Ledger
+from data.manifest import Manifest
+from data.request import StepConflict
+from data.store import Store
+from infra.ray_session import Fleet, Role, WorkerLost
+from tasks.step import Job, Pending, Run, Step, perform
+
+STEP = Step("double", version=1, kind="numbers")
+
+
+class Nothing:
+    pass
+
+
+def write(resource: Nothing, job: Job, text: str) -> Manifest:
+    """Leaves a mark for every time it ran, then commits one file."""
+    marks = Path(job.cache)
+    marks.mkdir(exist_ok=True)
+    (marks / f"ran-{len(list(marks.iterdir()))}").touch()
+    file = marks / "made.txt"
+    file.write_text(text)
+    attempt = job.attempt()
+    attempt.add_file("made.txt", file)
+    file.unlink()
+    return attempt.commit(metrics={"length": len(text)})
+
+
+def lose(resource: Nothing, job: Job, text: str) -> Manifest:
+    import os
+
+    os._exit(1)
+
+
+@pytest.fixture
+def run(tmp_path: Path, fleet: Fleet) -> Run:
+    role = Role("hand", Nothing)
+    ledger = Ledger(Store(str(tmp_path / "store")), "memo")
+    return Run("memo", 0, ledger, fleet, tmp_path / "marks", role, role, role, execution={"threads": 2})
+
+
+def times_run(run: Run) -> int:
+    return len(list(run.cache.glob("ran-*")))
+
+
+def ask(run: Run, text: str = "abc", step: Step = STEP, body: Callable[..., Manifest] = write, **changes: Any) -> Any:
+    request: dict[str, Any] = {"iteration": 0, "inputs": {}, "config": {"text": text}, "seed": 1} | changes
+    return perform(run, step, role=run.worker, body=body, args=(text,), **request)
+
+
+def test_on_record_is_not_run_again(run: Run) -> None:
+    first, second = ask(run), ask(run)
+    assert first == second and times_run(run) == 1
+    assert first.metrics == {"length": 3.0} and first.execution == {"threads": 2}
+    assert [(n.recorded, n.reason) for n in run.notes] == [(False, "not on record"), (True, "on record")]
+
+
+def test_execution_settings_do_not_matter(run: Run) -> None:
+    assert ask(run) == ask(replace(run, execution={"threads": 7})) and times_run(run) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"text": "abd"}, ["config.text", '"abc"', '"abd"']),
+        ({"seed": 2}, ["seed", "1", "2"]),
+        ({"step": Step("double", 2, "numbers")}, ["step_version", "1", "2"]),
+        ({"inputs": {"prompts": "d1"}}, ["inputs.prompts", "not set", "d1"]),
+    ],
+)
+def test_another_request_at_its_place_is_refused(run: Run, changes: dict[str, Any], words: list[str]) -> None:
+    ask(run)
+    with pytest.raises(StepConflict) as caught:
+        ask(run, **changes)
+    for word in [*words, "never overwritten", "--set run=NAME"]:
+        assert word in str(caught.value)
+    assert times_run(run) == 1
+
+
+def test_plan_runs_nothing_and_says_why(run: Run) -> None:
+    planned = replace(run, planning=True)
+    first = ask(planned)
+    assert first == Pending("double", 0)
+    assert ask(planned, step=Step("next", 1, "numbers"), inputs={"numbers": first}) == Pending("next", 0)
+    assert [n.reason for n in run.notes] == ["not on record", "its input numbers is not on record"]
+    assert times_run(run) == 0
+
+
+def test_shared_things_lie_under_their_key(run: Run) -> None:
+    made = ask(run, iteration=None)
+    assert made.run is None and made.uri.endswith(f"/shared/numbers/{made.key}/manifest.json")
+    other = replace(run, name="other", ledger=Ledger(run.ledger.store, "other"))
+    assert ask(other, iteration=None) == made and times_run(run) == 1
+
+
+def test_lost_worker_is_told_as_such_and_the_step_can_be_done(run: Run) -> None:
+    with pytest.raises(WorkerLost):
+        ask(run, body=lose)
+    assert ask(run).metrics == {"length": 3.0}
+
+
+def test_watchers_hear_of_every_step(run: Run) -> None:
+    heard: list[str] = []
+    ask(replace(run, watchers=[lambda note: heard.append(note.step)]))
+    assert heard == ["double"]
