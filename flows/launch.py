@@ -45,7 +45,10 @@ def launch(config: RunConfig, console: Console) -> None:
     waiting = [note for note in plan(config) if not note.recorded]
     if waiting:
         open_ledger(config, Home.find()).store.check_writable()
-        console.print(f"{config.run}: {_first(waiting[0])}. Starting Prefect, Ray and the models takes half a minute.")
+        console.print(
+            f"{config.run}: {_first(waiting[0])}. Starting Prefect, Ray and the models takes half a minute.",
+            soft_wrap=True,
+        )
         with _Terminal(config, console):
             training.train(config)
     else:

@@ -170,7 +170,7 @@ def result(console: Console, summary: RunSummary, seconds: float) -> None:
 
     rewards = [s.metrics["reward/mean"] for s in summary.iterations if s.complete]
     if len(rewards) > 1:
-        console.print(Text(reward_text("mean training reward", rewards)))
+        console.print(Text.from_ansi(reward_text("mean training reward", rewards)))
     console.print(Text(_held_out(dict(summary.held_out)), "bold"))
     console.print(f"{len(rewards)} iterations on record, this command took {seconds:.0f} s", highlight=False)
     console.print(
@@ -178,4 +178,5 @@ def result(console: Console, summary: RunSummary, seconds: float) -> None:
         f"  rollbook show {summary.run} --iteration {max(len(rewards) - 1, 0)}      its steps and trajectories\n"
         "  rollbook up                        MLflow on http://127.0.0.1:5050, Prefect on http://127.0.0.1:4200",
         highlight=False,
+        soft_wrap=True,
     )

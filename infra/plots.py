@@ -16,9 +16,9 @@ def reward_png(path: Path, title: str, rewards: Sequence[float], held_out: Mappi
         figure = Figure(figsize=(7, 3.6), layout="constrained")
         axes = figure.subplots()
         axes.plot(range(len(rewards)), rewards, color="tab:blue", label="training reward (mean)")
-        for decoding, marker in (("sampled", "o"), ("greedy", "^")):
+        for decoding, style in (("sampled", "o:g"), ("greedy", "^:r")):
             points = {k: scores[decoding] for k, scores in sorted(held_out.items()) if decoding in scores}
-            axes.plot(points.keys(), points.values(), marker, linestyle=":", label=f"held-out, {decoding}")
+            axes.plot(points.keys(), points.values(), style, label=f"held-out, {decoding}")
         axes.set(xlabel="iteration", ylabel="mean reward", title=title)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
@@ -27,11 +27,12 @@ def reward_png(path: Path, title: str, rewards: Sequence[float], held_out: Mappi
 
 
 def reward_text(title: str, rewards: Sequence[float]) -> str:
-    """The same curve in characters."""
+    """The same curve in characters, with ANSI codes."""
     plotext.clear_figure()
     plotext.plot_size(WIDTH, HEIGHT)
     plotext.theme("clear")
     plotext.plot(list(range(len(rewards))), list(rewards), marker="braille")
     plotext.title(title)
+    plotext.xticks(sorted({round(i * (len(rewards) - 1) / 4) for i in range(5)}))
     plotext.xlabel("iteration")
-    return plotext.uncolorize(plotext.build())
+    return plotext.build()
