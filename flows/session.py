@@ -36,20 +36,13 @@ class Session:
         self.tracker.artifact("plots", png)
 
 
-_open: list[Session] = []
 # Told of each step before it runs; a terminal sets it to show progress.
 watchers: list[Callable[[Note], None]] = []
 
 
 @contextlib.contextmanager
 def session(config: RunConfig) -> Iterator[Session]:
-    """The run's session, opened once: a flow called from another flow of the same run gets the same one.
-
-    Raises StoreError, RunConflict or RunBusy before anything is started.
-    """
-    if _open and _open[-1].config == config:
-        yield _open[-1]
-        return
+    """Hold a run while a flow works on it. Raises StoreError, RunConflict or RunBusy before anything is started."""
     home = Home.find()
     home.prepare()
     ledger = open_ledger(config, home)
@@ -61,13 +54,11 @@ def session(config: RunConfig) -> Iterator[Session]:
         tracker = Tracker(
             home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, config.model_dump(mode="json")
         )
-        _open.append(Session(config, run, tracker, home))
         finished = False
         try:
-            yield _open[-1]
+            yield Session(config, run, tracker, home)
             finished = True
         finally:
-            _open.pop()
             for line in tracker.close(finished):
                 log.warning("MLflow: %s; the ledger has it all, and the next run of this command fills the gap", line)
 

@@ -24,6 +24,7 @@ from data.manifest import Manifest
 log = logging.getLogger("rollbook")
 EXPERIMENT = "rollbook"
 DIGEST_CHARACTERS = 36  # what MLflow allows
+PARAMS_A_BATCH = 100  # likewise
 TABLE_KINDS = ("rollouts", "rewards", "replays", "advantages")
 
 
@@ -43,6 +44,7 @@ class Tracker:
     def __init__(self, tracking_uri: str, artifacts: Path, run: str, store_url: str, params: Mapping[str, Any]) -> None:
         self._client = MlflowClient(tracking_uri)
         self._thread = ThreadPoolExecutor(1, "mlflow")
+        self._model = run  # its name in the registry
         self._jobs: list[Future[None]] = []
         self._run, self._store_url, self._artifacts = run, store_url, artifacts
         self._params = dict(params)
@@ -62,16 +64,12 @@ class Tracker:
         self._later(lambda: self._client.log_artifact(self._parent_id, str(file), artifact_path=folder))
 
     def close(self, finished: bool) -> list[str]:
-        """Wait until all is written; returns what could not be, one line each."""
+        """Wait until all is written; returns what went wrong, one line for each kind of error."""
         status = "FINISHED" if finished else "FAILED"
         self._later(lambda: self._client.set_terminated(self._parent_id, status))
         self._thread.shutdown(wait=True)
-        return [f"{type(e).__name__}: {e}" for job in self._jobs if (e := job.exception()) is not None]
-
-    @property
-    def parent_id(self) -> str:
-        """The MLflow id of the parent run, empty until `close` has returned or MLflow answered."""
-        return self._parent_id
+        errors = (job.exception() for job in self._jobs)
+        return list(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors if e is not None))
 
     def _later(self, call: Callable[..., Any], *args: Any) -> None:
         self._jobs.append(self._thread.submit(call, *args))
@@ -85,11 +83,12 @@ class Tracker:
             tags = {"rollbook.run": self._run, "rollbook.role": "run", "rollbook.store": self._store_url}
             parent = self._client.create_run(experiment, run_name=self._run, tags=tags)
             params = [Param(k, str(v)) for k, v in flatten(self._params).items()]
-            self._client.log_batch(parent.info.run_id, params=params)
+            for start in range(0, len(params), PARAMS_A_BATCH):
+                self._client.log_batch(parent.info.run_id, params=params[start : start + PARAMS_A_BATCH])
         self._parent_id = parent.info.run_id
         self._client.update_run(self._parent_id, status="RUNNING")
         self._recorded = self._complete_iterations(experiment)
-        self._model = _registered_model(self._client, self._run)
+        _have_registered_model(self._client, self._model)
 
     def _experiment(self) -> str:
         found = self._client.get_experiment_by_name(EXPERIMENT)
@@ -162,13 +161,12 @@ def _only(client: MlflowClient, experiment: str, query: str) -> MlflowRun | None
     return found[0] if found else None
 
 
-def _registered_model(client: MlflowClient, name: str) -> str:
+def _have_registered_model(client: MlflowClient, name: str) -> None:
     try:
         client.create_registered_model(name, description="Policies published by this Rollbook run.")
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    return name
 
 
 def _metrics(values: Mapping[str, float], step: int, stamp: int) -> list[Metric]:

@@ -116,3 +116,13 @@ def test_taken_port(fresh: Any) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert f"port {port} for MLflow is taken" in fresh.rollbook("up", "--mlflow-port", str(port), code=1)
+
+
+def test_loss_that_is_not_finite_stops_the_run(fresh: Any) -> None:
+    """Rewards of 3e38 overflow the squared error of the value loss: stopped before any weight moved, nothing on record."""
+    (fresh.folder / "huge.py").write_text("def score(response, metadata):\n    return 3e38\n")
+    sick = [f"reward.scorer={fresh.folder / 'huge.py'}:score", "advantage.whiten=false", "run=sick"]
+    said = fresh.run(*sick, "warm_start.steps=0", "evaluate.problems=0", code=1)
+    assert "iteration 0, optimizer step 0" in said and "not finite" in said and "sort-" in said
+    recorded = {path.parent.name for path in (fresh.folder / ".rollbook/store/sick/000000").glob("*/manifest.json")}
+    assert recorded == {"generate", "score", "replay", "advantages"}
