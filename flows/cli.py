@@ -136,6 +136,15 @@ def stop(
 
 
 @command
+def sync_tracking(name: Annotated[str, typer.Argument(metavar="RUN")], store: StoreUrl = None) -> None:
+    """Tell MLflow what it missed of a run while it was away. Doing it twice does no harm."""
+    opened = _open_store(store)[1]
+    from flows.launch import sync_tracking as sync
+
+    console.print(f"MLflow has {name}: {sync(name, opened)} iterations", highlight=False)
+
+
+@command
 def up(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow pages.")] = 5050,
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect pages.")] = 4200,

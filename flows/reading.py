@@ -16,12 +16,18 @@ Json = dict[str, Any]
 
 def require_run(ledger: Ledger) -> RunSummary:
     """The run's summary. Raises LookupError, with the nearest name, if nothing of it is on record."""
-    names = [record.run for record in list_runs(ledger.store)]
-    if ledger.run not in names:
-        near = difflib.get_close_matches(ledger.run, names, 1)
+    require_record(ledger)
+    return summarize(ledger)
+
+
+def require_record(ledger: Ledger) -> RunRecord:
+    """What the run was started with. Raises LookupError, with the nearest name, if nothing of it is on record."""
+    records = {record.run: record for record in list_runs(ledger.store)}
+    if ledger.run not in records:
+        near = difflib.get_close_matches(ledger.run, records, 1)
         hint = f"; did you mean {near[0]!r}?" if near else "; `rollbook ls` lists what is there"
         raise LookupError(f"run {ledger.run!r}: not on record in {ledger.store.url}{hint}")
-    return summarize(ledger)
+    return records[ledger.run]
 
 
 def row(ledger: Ledger, record: RunRecord, home: Home) -> Json:

@@ -51,20 +51,22 @@ def session(config: RunConfig) -> Iterator[Session]:
         ledger.open_or_create(config)
         run = make_run(config, ledger, home)
         stack.callback(run.fleet.close)
-        tracker = Tracker(
-            home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, config.model_dump(mode="json")
-        )
+        tracker = open_tracker(config, ledger, home)
         finished = False
         try:
             yield Session(config, run, tracker, home)
             finished = True
         finally:
-            for line in tracker.close(finished):
-                log.warning("MLflow: %s; the ledger has it all, and the next run of this command fills the gap", line)
+            tracker.close(finished)
 
 
 def open_ledger(config: RunConfig, home: Home) -> Ledger:
     return Ledger(Store(config.resources.store or home.store_url), config.run)
+
+
+def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:
+    params = config.model_dump(mode="json")
+    return Tracker(home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, params)
 
 
 def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:

@@ -5,11 +5,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from data.ledger import Ledger
+from data.manifest import Manifest
+from data.store import Store
 
 ROOT = Path(__file__).parents[2]
 SORT = ROOT / "flows" / "configs" / "sort.toml"
@@ -30,6 +34,11 @@ class Desk:
     """A user's working folder, and the command line in it."""
 
     folder: Path
+    tracking_uri: str | None = None  # of MLflow; the home's own if unset
+
+    def away(self, tracking_uri: str) -> "Desk":
+        """The same folder, with MLflow elsewhere."""
+        return replace(self, tracking_uri=tracking_uri)
 
     def command(self, *arguments: str) -> list[str]:
         return [str(Path(sys.executable).parent / "rollbook"), *arguments]
@@ -37,6 +46,7 @@ class Desk:
     @property
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        kept |= {} if self.tracking_uri is None else {"MLFLOW_TRACKING_URI": self.tracking_uri}
         return kept | {"ROLLBOOK_HOME": str(self.folder / ".rollbook"), "COLUMNS": "200"}
 
     def rollbook(self, *arguments: str, code: int = 0) -> str:
@@ -54,6 +64,16 @@ class Desk:
 
     def run(self, *overrides: str, code: int = 0) -> str:
         return self.rollbook(*self.small(*overrides), code=code)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(Store(f"file://{self.folder}/.rollbook/store"), "small")
+
+    def manifest(self, iteration: int, step: str) -> Manifest:
+        """What the small run has on record of a step. Fails if that is nothing."""
+        found = self.ledger.find(self.ledger.at(iteration, step))
+        assert found is not None, (iteration, step)
+        return found
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.rollbook(*arguments, "--json"))

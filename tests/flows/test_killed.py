@@ -11,22 +11,7 @@ from typing import Any
 
 import psutil
 
-from data.ledger import Ledger
-from data.manifest import Manifest
-from data.store import Store
-
 KILLED_IN = 1  # iteration
-
-
-def ledger_of(desk: Any) -> Ledger:
-    return Ledger(Store(f"file://{desk.folder}/.rollbook/store"), "small")
-
-
-def made(desk: Any, iteration: int, step: str) -> Manifest:
-    ledger = ledger_of(desk)
-    found = ledger.find(ledger.at(iteration, step))
-    assert found is not None
-    return found
 
 
 def kill_in_train(desk: Any) -> list[psutil.Process]:
@@ -69,10 +54,10 @@ def test_c21_killed_run_ends_as_the_undisturbed_one(desk: Callable[[str], Any], 
 
     for k in range(3):
         for step in ("generate", "score", "replay", "advantages", "train", "publish"):
-            assert made(killed, k, step).content_digest == made(twin, k, step).content_digest, (k, step)
-            assert made(killed, k, step).key == made(twin, k, step).key
-        assert made(killed, k, "generate").facts["cursor"] == made(twin, k, "generate").facts["cursor"]
-        assert made(killed, k, "train").facts["updates"] == made(twin, k, "train").facts["updates"]
+            assert killed.manifest(k, step).content_digest == twin.manifest(k, step).content_digest, (k, step)
+            assert killed.manifest(k, step).key == twin.manifest(k, step).key
+        assert killed.manifest(k, "generate").facts["cursor"] == twin.manifest(k, "generate").facts["cursor"]
+        assert killed.manifest(k, "train").facts["updates"] == twin.manifest(k, "train").facts["updates"]
     assert killed.json("show", "small")["held_out"] == twin.json("show", "small")["held_out"]
 
 
