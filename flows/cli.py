@@ -195,6 +195,23 @@ def import_model(
     console.print(f"use it with  --set model.path={path}", highlight=False)
 
 
+@command
+def export_model(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    iteration: Annotated[
+        int | None, typer.Option("--iteration", help="After this iteration; by default the last.")
+    ] = None,
+    store: StoreUrl = None,
+) -> None:
+    """Copy a published policy out of the store, as a Hugging Face folder."""
+    home, opened = _open_store(store)
+    policy = reading.export(Ledger(opened, name), iteration, folder, home.cache)
+    console.print(
+        f"policy {policy.policy_version} of {name}, digest {policy.content_digest[:16]}: {folder}", soft_wrap=True
+    )
+
+
 def _open_store(url: str | None) -> tuple[Home, Store]:
     home = Home.find()
     home.prepare()

@@ -3,9 +3,12 @@
 import difflib
 import json
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 from data.ledger import Ledger, RunRecord, list_runs
+from data.manifest import Manifest
 from data.summary import IterationSummary, RunSummary, summarize
 from data.tables import read_table
 from infra.driver import holder_of
@@ -150,6 +153,25 @@ def _whole(found: IterationSummary, ledger: Ledger, place: int) -> Json:
         "values": replay.get("values"),
         "token_advantages": advantage.get("token_advantages"),
     }
+
+
+def export(ledger: Ledger, number: int | None, folder: Path, cache: Path) -> Manifest:
+    """Copy the policy published by an iteration, by default the last one, into a new folder; each file is verified.
+
+    Raises FileExistsError for a folder that is there, LookupError for an iteration that published nothing.
+    """
+    summary = require_run(ledger)
+    published = [s for s in summary.iterations if "publish" in s.manifests]
+    if number is None and not published:
+        raise LookupError(f"run {summary.run!r}: no iteration has published a policy yet")
+    found = published[-1] if number is None else _find(summary, number)
+    if "publish" not in found.manifests:
+        raise LookupError(f"iteration {found.iteration} of {summary.run!r}: has not published a policy yet")
+    policy = found.manifests["publish"]
+    if folder.exists():
+        raise FileExistsError(f"{folder}: exists; give a folder that does not, so that nothing is overwritten")
+    shutil.copytree(ledger.store.local_copy(policy.files, cache), folder)
+    return policy
 
 
 def _find(summary: RunSummary, number: int) -> IterationSummary:

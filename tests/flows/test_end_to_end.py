@@ -182,6 +182,20 @@ def test_dry_run_of_a_longer_run_says_what_would_run(finished: tuple[Any, str]) 
     assert [line[1] for line in lines if "would" in line][:2] == ["generate", "score"]
 
 
+def test_export_model_is_the_published_policy(finished: tuple[Any, str]) -> None:
+    from models.weights import read_tensors, tensors_digest
+
+    desk, _ = finished
+    for iteration, arguments in ((2, ()), (0, ("--iteration", "0"))):
+        folder = desk.folder / f"exported-{iteration}"
+        assert f"policy {4 * (iteration + 1)} of small" in desk.rollbook(
+            "export-model", "small", str(folder), *arguments
+        )
+        assert tensors_digest(read_tensors(folder)) == desk.manifest(iteration, "publish").content_digest
+        assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= {file.name for file in folder.iterdir()}
+    assert "nothing is overwritten" in desk.rollbook("export-model", "small", str(folder), code=1)
+
+
 def test_other_settings_under_the_same_name_are_refused(finished: tuple[Any, str]) -> None:
     desk, _ = finished
     said = desk.run("train.optimizer.lr=1e-5", code=1)
