@@ -3,9 +3,9 @@
     python tests/benchmarks/tables.py
 
 512 trajectories of about 2,250 tokens with ids, mask, log-probs and text. Ids and words follow Zipf's law, as those of
-text do; log-probs are log-normal noise, the worst case for any compression. Write is all that a step does: conform, check
-every invariant, digest, compress, hash, fsync, commit. Read is of two token columns, with and without the check of the
-file's bytes.
+text do; log-probs are log-normal noise, the worst case for any compression. Write is all that a step does: conform,
+check every invariant, digest, compress, hash, fsync, commit. Read is of two token columns, with and without the check of
+the file's bytes.
 """
 
 import json
