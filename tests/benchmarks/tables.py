@@ -4,8 +4,8 @@
 
 512 trajectories of about 2,250 tokens with ids, mask, log-probs and text. Ids and words follow Zipf's law, as those of
 text do; log-probs are log-normal noise, the worst case for any compression. Write is all that a step does: conform,
-check every invariant, digest, compress, hash, fsync, commit. Read is of two token columns, with and without the check of
-the file's bytes.
+check every invariant, digest, compress, hash, fsync, commit. Read is of two token columns, with and without the check
+of the file's bytes.
 """
 
 import json
@@ -141,10 +141,8 @@ def main() -> None:
     print(f"the table's two columns without the check of the file's bytes: {tokens / unchecked / 1e6:.1f} Mtok/s")
     ours = figures.pop("Rollbook table")
     for kind, theirs in figures.items():
-        ratios = [theirs[0] / ours[0], theirs[1] / ours[1], theirs[2] / ours[2]]
-        print(
-            f"against {kind}: write {ratios[0]:.2f} x as fast, read {ratios[1]:.1f} x as fast, {ratios[2]:.1f} x smaller"
-        )
+        write, read, smaller = theirs[0] / ours[0], theirs[1] / ours[1], theirs[2] / ours[2]
+        print(f"against {kind}: write {write:.2f} x as fast, read {read:.1f} x as fast, {smaller:.1f} x smaller")
 
 
 if __name__ == "__main__":
