@@ -221,3 +221,7 @@ def _open_store(url: str | None) -> tuple[Home, Store]:
 def main() -> None:
     Home.find().set_environment()
     app()
+
+
+if __name__ == "__main__":
+    main()
