@@ -1,4 +1,4 @@
-"""Hugging Face names and layouts ⇄ Megatron's, bit for bit in both directions (one rank holds the whole model).
+"""Hugging Face names and layouts ⇄ Megatron's, bit for bit in both directions (of whole tensors).
 
 Megatron fuses q, k and v, interleaved per key-value group, and stacks gate over up in the first MLP layer.
 """

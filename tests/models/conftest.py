@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.config import CriticConfig, OptimizerConfig
+from data.config import CriticConfig, LayoutConfig, OptimizerConfig
 from models.megatron.contract import Setup, TrainBatch
 from ops.ragged import Ragged, from_rows
 
@@ -28,20 +28,20 @@ def rendezvous() -> Callable[[], str]:
 
 
 @pytest.fixture(scope="session")
-def world(rendezvous: Callable[[], str]) -> tuple[int, int, str, int]:
+def world(rendezvous: Callable[[], str]) -> tuple[int, int, str, int, LayoutConfig]:
     """The arguments of the session's one training world; its shim is installed before any model is loaded."""
-    return 0, 1, rendezvous(), 1
+    return 0, 1, rendezvous(), 1, LayoutConfig()
 
 
 @pytest.fixture(scope="session")
-def device(world: tuple[int, int, str, int]) -> torch.device:
+def device(world: tuple[int, int, str, int, LayoutConfig]) -> torch.device:
     from models.megatron import ranks
 
     return ranks.join(*world)
 
 
 @pytest.fixture
-def trainer(world: tuple[int, int, str, int]):
+def trainer(world: tuple[int, int, str, int, LayoutConfig]):
     """A trainer that holds nothing yet."""
     from models.megatron.trainer import Trainer
 
