@@ -174,5 +174,7 @@ def test_a_layout_equals_one_rank(one_rank, world, tmp_path: Path, name: str, ki
     for step, wanted, again in zip(seen.more, one.more, resumed, strict=True):
         close(step, wanted)
         close(again, wanted)
-    for step, wanted in zip(continue_from(Trainer(*world), work, tmp_path / "state", seen.saved), one.more, strict=True):
+    for step, wanted in zip(
+        continue_from(Trainer(*world), work, tmp_path / "state", seen.saved), one.more, strict=True
+    ):
         close(step, wanted)
