@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 OBJECT_STORE_BYTES = 256 * 2**20
+LOCAL_RANK_CPUS = 0.01  # the operating system shares one machine's well; Ray would wait for ever for more than it has
 POLL_S = 0.05
 
 
@@ -126,8 +127,7 @@ class Fleet:
 
     def _gang(self, role: Role) -> list[ActorHandle]:
         world = role.ranks or 1
-        # On one machine the operating system shares the CPUs; Ray would wait for ever for more of them than there are.
-        cpus = min(1.0, (os.cpu_count() or 1) / world) if self._address == "local" else 1.0
+        cpus = LOCAL_RANK_CPUS if self._address == "local" else 1.0
         group = placement_group([{"CPU": cpus}] * world, strategy="STRICT_PACK")  # ranks write one checkpoint folder
         self._groups[role.name] = group
         strategies = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(world)]
