@@ -160,7 +160,7 @@ class LayoutConfig(Section):
     tensor: Positive = execution(1, description="ranks that share each layer; must divide heads and key-value groups")
     pipeline: Positive = execution(1, description="stages of consecutive layers; must divide the number of layers")
     context: Positive = execution(1, description="ranks that share each sequence")
-    data: Positive = execution(1, description="copies of the model that share the rows; they also shard the optimizer")
+    data: Positive = execution(1, description="copies of the model that share the rows, and one optimizer")
     sequence_parallel: bool = execution(False, description="tensor ranks share the activations between layers too")
 
     @property

@@ -79,7 +79,7 @@ def _states(part: Part) -> dict[str, dict[str, torch.Tensor]]:
 
 def _over_data(part: Part, param: torch.nn.Parameter) -> list[torch.Tensor]:
     """_STATES of one parameter, whole on the first of the ranks that share its optimizer."""
-    optimizer, group = part.optimizer, parallel_state.get_data_parallel_group(with_context_parallel=True)
+    optimizer, group = part.optimizer, part.optimizer.data_parallel_group
     owned = param in optimizer.model_param_group_index_map
     own = optimizer._get_main_param_and_optimizer_states(param) if owned else {}
     if group.size() == 1:
