@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from data.config import LayoutConfig, TrainConfig
 from models.megatron.contract import NonFiniteLoss, Replayed, Setup, TrainBatch, TrainOptions
@@ -179,3 +180,33 @@ def test_a_layout_equals_one_rank(one_rank, world, tmp_path: Path, name: str, ki
         continue_from(Trainer(*world), work, tmp_path / "state", seen.saved), one.more, strict=True
     ):
         close(step, wanted)
+
+
+def step_and_continue(trainer: Any, work: Work, state: Path, digest: str) -> tuple[str, str, str, list[float]]:
+    trainer.bring_to_policy(work.folder, work.digest, work.setup)
+    exported, fresh = trainer.export_policy(work.out / "untouched"), trainer.save_state(work.out / "fresh")
+    trainer.train(work.batch, PLAN, HOW)
+    saved = trainer.save_state(work.out / "state")
+    return exported, fresh, saved, [step["grad_norm"] for step in continue_from(trainer, work, state, digest)]
+
+
+def test_bfloat16_with_float32_masters(
+    device, world, make_model, digest_of, make_setup, eight: TrainBatch, tmp_path: Path
+) -> None:
+    """States of 16-bit weights move between layouts to the last bit, as their digests say."""
+    from models.megatron.trainer import Trainer
+
+    folder = make_model("qwen3", dtype=torch.bfloat16)
+    work = Work(folder, digest_of(folder), make_setup("shared", eps=1e-3), eight, tmp_path / "one")
+    one = Trainer(*world)
+    one.bring_to_policy(folder, work.digest, work.setup)
+    fresh = one.save_state(work.out / "fresh")
+    one.train(eight, PLAN, HOW)
+    saved = one.save_state(work.out / "state")
+    norms = [step["grad_norm"] for step in one.train(eight, MORE, HOW)]
+    for name in ("dp2", "tp2-sp", "pp2"):
+        there = replace(work, out=tmp_path / name)
+        got = gang.run(LAYOUTS[name], step_and_continue, there, work.out / "state", saved)[0]
+        assert got[:2] == (work.digest, fresh)
+        assert got[3] == pytest.approx(norms, rel=0.05)
+        continue_from(one, there, there.out / "state", got[2])
