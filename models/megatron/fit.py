@@ -19,6 +19,8 @@ def require_fit(shape: ModelShape, layout: LayoutConfig) -> None:
         sizes = ", ".join(f"{name} {size}" for name, size in shared.items())
         valid = _divisors(math.gcd(*shared.values()))
         faults.append(f"layout.tensor = {layout.tensor}: it must divide each of {sizes}; valid sizes are {valid}")
+    if shape.experts and layout.tensor > 1 and not layout.sequence_parallel:
+        faults.append(f"layout.tensor = {layout.tensor} with experts: set layout.sequence_parallel = true")
     if shape.layers % layout.pipeline:
         valid = _divisors(shape.layers)
         faults.append(f"layout.pipeline = {layout.pipeline}: it must divide the {shape.layers} layers: {valid}")

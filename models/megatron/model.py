@@ -93,7 +93,19 @@ def _hand_over(
 
 
 def _config(shape: ModelShape, dtype: torch.dtype, sequence_parallel: bool) -> TransformerConfig:
+    experts = shape.experts
+    mixture = (
+        {}
+        if experts is None
+        else {
+            "num_moe_experts": experts.total,
+            "moe_router_topk": experts.active,
+            "moe_router_pre_softmax": not experts.normed,
+            "moe_router_load_balancing_type": "none",
+        }
+    )
     return TransformerConfig(
+        **mixture,
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.ffn,
@@ -127,7 +139,9 @@ def _config(shape: ModelShape, dtype: torch.dtype, sequence_parallel: bool) -> T
 
 def _spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     """Megatron's local layers with our attention and norm: theirs refuse packed rows and sequence parallelism."""
-    layer = get_gpt_layer_local_submodules(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+    layer = get_gpt_layer_local_submodules(
+        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
+    )
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedAttention

@@ -33,6 +33,11 @@ class Outputs:
     entropy: torch.Tensor | None  # [reads] float32
     values: torch.Tensor | None  # [tokens] float32, value of the state after each token
 
+    @property
+    def device(self) -> torch.device:
+        """Megatron's schedule asks where its losses go, for models with experts."""
+        return next(x for x in (self.logprobs, self.values) if x is not None).device
+
 
 @dataclass(frozen=True)
 class Reads:

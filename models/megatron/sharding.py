@@ -12,7 +12,7 @@ from models.megatron.mapping import Tensors
 from models.megatron.model import Trunk
 from models.megatron.value_head import ValueHead
 
-_GATE_AND_UP = "mlp.linear_fc1.weight"  # two halves, each of which is split
+_GATE_AND_UP = "linear_fc1.weight"  # two halves, each of which is split
 _BY_ROWS = (
     "linear_qkv.weight",
     "linear_qkv.bias",

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-import socket
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,9 +38,8 @@ def _ranks(layout: LayoutConfig, body: Callable[..., Any], args: tuple[Any, ...]
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["models.megatron.trainer", "models.megatron.state"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        rendezvous = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    meeting = tempfile.TemporaryDirectory(prefix="gang-")
+    rendezvous = f"file://{meeting.name}/store"  # unlike a port, nobody else takes it meanwhile
     pipes = [context.Pipe(duplex=False) for _ in range(layout.ranks)]
     processes = [
         context.Process(target=_rank, args=(rank, layout, rendezvous, pipe[1], body, args), daemon=True)
@@ -54,6 +53,7 @@ def _ranks(layout: LayoutConfig, body: Callable[..., Any], args: tuple[Any, ...]
         for process in processes:
             process.kill()
             process.join()
+        meeting.cleanup()
 
 
 def _rank(

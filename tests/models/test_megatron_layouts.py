@@ -31,11 +31,18 @@ LAYOUTS = {
     "dp4": LayoutConfig(data=4),
     "dp2-cp2": LayoutConfig(data=2, context=2),
 }
-KINDS = {"shared": ("qwen3", True), "separate": ("qwen2", False), "none": ("llama", True)}  # critic -> family, tied
+# critic -> its kind, the model's family, whether it is tied
+MODELS = {
+    "shared": ("shared", "qwen3", True),
+    "separate": ("separate", "qwen2", False),
+    "none": ("none", "llama", True),
+    "experts": ("shared", "qwen3_moe", False),
+}
 CELLS = [
     *((name, "shared") for name in LAYOUTS),
     *((name, "separate") for name in ("dp2", "tp2-sp", "pp2", "cp2")),
     *((name, "none") for name in ("tp2", "pp2")),
+    *((name, "experts") for name in ("dp2", "tp2-sp", "pp2", "cp2")),
 ]
 
 
@@ -128,17 +135,17 @@ def distance(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float
 
 @pytest.fixture(scope="module")
 def one_rank(device, world, make_model, digest_of, make_setup, eight: TrainBatch, tmp_path_factory):
-    """one_rank(critic kind) -> (the work, what one rank made of it); each is computed once."""
+    """one_rank(name in MODELS) -> (the work, what one rank made of it); each is computed once."""
     from models.megatron.trainer import Trainer
 
     made = {}
 
     def reference(kind: str) -> tuple[Work, Seen]:
         if kind not in made:
-            family, tied = KINDS[kind]
+            critic, family, tied = MODELS[kind]
             folder = make_model(family, tied=tied)
             # eps large: Adam otherwise turns rounding errors of tiny gradients into full steps.
-            setup = make_setup(kind, eps=1e-3, max_grad_norm=1e9)
+            setup = make_setup(critic, eps=1e-3, max_grad_norm=1e9)
             work = Work(folder, digest_of(folder), setup, eight, tmp_path_factory.mktemp("one"))
             made[kind] = work, work_through(Trainer(*world), work)
         return made[kind]

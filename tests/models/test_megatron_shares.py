@@ -1,5 +1,7 @@
 """Which rows and tokens each rank has, worked by hand; and which layouts a model does not fit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from data.config import LayoutConfig
 from models.megatron.batch import pack
 from models.megatron.fit import require_fit
-from models.megatron.shape import ModelShape, Rope
+from models.megatron.shape import Experts, ModelShape, Rope
 from models.megatron.shares import Shares, split_rows
 from ops.ragged import from_rows
 
@@ -78,5 +80,9 @@ def test_layouts_that_do_not_divide_the_model_name_the_valid_sizes() -> None:
         require_fit(SHAPE, fits)
     with pytest.raises(ValueError, match=r"layout.tensor = 3: .*heads 12, key.*valid sizes are 1, 2, 4$"):
         require_fit(SHAPE, LayoutConfig(tensor=3))
+    mixed = replace(SHAPE, family="qwen3_moe", experts=Experts(8, 2, True))
+    require_fit(mixed, LayoutConfig(tensor=2, sequence_parallel=True))
+    with pytest.raises(ValueError, match=r"with experts: set layout.sequence_parallel = true"):
+        require_fit(mixed, LayoutConfig(tensor=2))
     with pytest.raises(ValueError, match=r"layout.pipeline = 4: it must divide the 6 layers: 1, 2, 3, 6$"):
         require_fit(SHAPE, LayoutConfig(pipeline=4))
