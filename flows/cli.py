@@ -185,7 +185,7 @@ def doctor(
 def import_model(
     path: Annotated[str, typer.Argument(help="A local Hugging Face folder.")], store: StoreUrl = None
 ) -> None:
-    """Copy a model into the store. Qwen2.5, Qwen3 and Llama families."""
+    """Copy a model into the store. Qwen2.5, Qwen3, Qwen3-MoE and Llama families."""
     Home.find().prepare()
     from flows.launch import import_only
 

@@ -15,6 +15,7 @@ from data.config import (
     CriticConfig,
     EngineConfig,
     EvaluateConfig,
+    LayoutConfig,
     ModelConfig,
     PromptsConfig,
     ReplayConfig,
@@ -24,6 +25,7 @@ from data.config import (
     Section,
     TrainConfig,
     WarmStartConfig,
+    execution,
 )
 
 
@@ -48,6 +50,7 @@ class RunConfig(Section):
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    layout: LayoutConfig = execution(LayoutConfig())
     resources: ResourcesConfig = ResourcesConfig()
 
     @property

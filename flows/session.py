@@ -78,8 +78,13 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         fleet=Fleet(config.resources.ray_address),
         cache=home.cache,
         engine=engine_role(config.engine.kind, config.engine.batch, threads),
-        trainer=trainer_role(threads),
+        trainer=trainer_role(threads, config.layout),
         worker=worker_role(config.reward.workers),
         watchers=[lambda note: require_going_on(), *watchers],
-        execution={"threads": threads, "engine_batch": config.engine.batch, "micro_tokens": config.train.micro_tokens},
+        execution={
+            "threads": threads,
+            "engine_batch": config.engine.batch,
+            "micro_tokens": config.train.micro_tokens,
+            "layout": config.layout.model_dump(),
+        },
     )

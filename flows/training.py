@@ -17,7 +17,7 @@ from infra.tracking import IterationRecord, Tracker
 from tasks.advantages import estimate_advantages
 from tasks.evaluate import Evaluation, evaluate
 from tasks.generate import generate
-from tasks.import_model import import_model
+from tasks.import_model import import_model, require_layout
 from tasks.publish import publish
 from tasks.replay import replay
 from tasks.score import score
@@ -74,6 +74,7 @@ def iterate(config: RunConfig, iteration: int) -> None:
 
 def begin(config: RunConfig, run: Run) -> Head:
     """The policy that training begins from: imported, and warm-started if the config says so."""
+    require_layout(config.model.path, config.layout)
     imported = import_model(run, config.model.path)
     base = warm_start(run, imported, config.prompts, config.warm_start, config.train.micro_tokens)
     return Head(base, policy=base, state=base)
