@@ -1,5 +1,6 @@
 """The worked example of the specification, with everything that a rollouts table needs around it."""
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,28 @@ def many_rollouts() -> Callable[[int], pa.Table]:
     return build
 
 
+PLACES = ("file", "memory", "s3", "s3 with versions")
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
+def place(request: pytest.FixtureRequest) -> str:
+    """Kind of store; `in_places` asks for several."""
+    return getattr(request, "param", "file")
+
+
+def in_places(*places: str) -> pytest.MarkDecorator:
+    """Run a test with its store in each of these kinds of place."""
+    return pytest.mark.parametrize("place", places, indirect=True)
+
+
+@pytest.fixture
+def store(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+    if place == "file":
+        return Store(str(tmp_path / "store"))
+    if place == "memory":
+        return Store(f"memory://{tmp_path.name}")
+    server = request.getfixturevalue("s3")
+    return Store(server.bucket(f"b-{uuid.uuid4().hex}", versioned="versions" in place) + "/some/prefix")
 
 
 @pytest.fixture
