@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from s3fs import S3FileSystem
 
 START_S = 60.0
 ACCESS_KEY, SECRET_KEY = "rollbook-tests", "planted-SECRET-4f1c9e77a2"  # searched for wherever a run writes
+PLAIN, VERSIONED = "plain", "versioned"
 ADMIN = {"key": "rollbook-admin", "secret": "admin-SECRET-90ab"}
 RIGHTS = ["Read", "Write", "List", "Tagging"]  # an Admin's PUT would make a missing bucket here
 
@@ -35,13 +37,9 @@ class ObjectStore:
     def admin(self) -> S3FileSystem:
         return S3FileSystem(endpoint_url=self.endpoint, client_kwargs={"region_name": "us-east-1"}, **ADMIN)
 
-    def bucket(self, name: str, versioned: bool = False) -> str:
-        """A new bucket; its URL."""
-        admin = self.admin()
-        admin.call_s3("create_bucket", Bucket=name)
-        if versioned:
-            admin.call_s3("put_bucket_versioning", Bucket=name, VersioningConfiguration={"Status": "Enabled"})
-        return f"s3://{name}"
+    def place(self, versioned: bool = False) -> str:
+        """URL of a fresh prefix; a fresh bucket would cost the server seven volumes."""
+        return f"s3://{VERSIONED if versioned else PLAIN}/{uuid.uuid4().hex}"
 
     def objects(self, url: str) -> dict[str, bytes]:
         """Every object below a URL by its path there."""
@@ -68,14 +66,15 @@ def seaweed(folder: Path) -> Iterator[ObjectStore]:
         process = subprocess.Popen(_command(folder, port, others), stdout=log, stderr=log, cwd=folder)
     try:
         _await(port, process, folder / "weed.log")
-        yield ObjectStore(f"http://127.0.0.1:{port}", process)
+        running = ObjectStore(f"http://127.0.0.1:{port}", process)
+        for bucket in (PLAIN, VERSIONED):
+            running.admin().call_s3("create_bucket", Bucket=bucket)
+        kept = {"Status": "Enabled"}
+        running.admin().call_s3("put_bucket_versioning", Bucket=VERSIONED, VersioningConfiguration=kept)
+        yield running
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # asked politely it takes 20 s, for clients that there are none of
+        process.wait()
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,6 +1,5 @@
 """The worked example of the specification, with everything that a rollouts table needs around it."""
 
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,18 +94,10 @@ def many_rollouts() -> Callable[[int], pa.Table]:
     return build
 
 
-PLACES = ("file", "memory", "s3", "s3 with versions")
-
-
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> str:
-    """Kind of store; `in_places` asks for several."""
+    """Kind of store; the marks of tests.data.places ask for several."""
     return getattr(request, "param", "file")
-
-
-def in_places(*places: str) -> pytest.MarkDecorator:
-    """Run a test with its store in each of these kinds of place."""
-    return pytest.mark.parametrize("place", places, indirect=True)
 
 
 @pytest.fixture
@@ -116,7 +107,7 @@ def store(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
     if place == "memory":
         return Store(f"memory://{tmp_path.name}")
     server = request.getfixturevalue("s3")
-    return Store(server.bucket(f"b-{uuid.uuid4().hex}", versioned="versions" in place) + "/some/prefix")
+    return Store(server.place(versioned="versions" in place))
 
 
 @pytest.fixture
