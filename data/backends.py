@@ -84,7 +84,10 @@ class Backend:
     def explain(self, error: Exception) -> tuple[str, str]:
         """What went wrong in few words, and what to do."""
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return reason, "set resources.store to a place that you can write, and check that no file is where a folder must be"
+        return (
+            reason,
+            "set resources.store to a place that you can write, and check that no file is where a folder must be",
+        )
 
 
 class LocalBackend(Backend):

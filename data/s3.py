@@ -51,7 +51,8 @@ class S3Backend(Backend):
     def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
         super().__init__(filesystem, root)
         self._bucket, _, self._prefix = self.root.partition("/")
-        self._call: Call = filesystem.call_s3
+        self._s3: Any = filesystem
+        self._call: Call = self._s3.call_s3
 
     def exists(self, path: str) -> bool:
         try:
@@ -65,7 +66,7 @@ class S3Backend(Backend):
         single = {"start": start, "end": stop, "max_concurrency": 1}  # one request; more would ask for the size first
 
         def get(version: str | None) -> bytes:
-            return self.filesystem.cat_file(self.at(path), version_id=version, **single)
+            return self._s3.cat_file(self.at(path), version_id=version, **single)
 
         return self._newest_if_gone(get, version)
 
@@ -100,9 +101,7 @@ class S3Backend(Backend):
         return file.version if isinstance(file, Upload) else None
 
     def fetch(self, path: str, version: str | None, target: Path) -> None:
-        self._newest_if_gone(
-            lambda version: self.filesystem.get_file(self.at(path), str(target), version_id=version), version
-        )
+        self._newest_if_gone(lambda version: self._s3.get_file(self.at(path), str(target), version_id=version), version)
 
     def check(self) -> None:
         """A server may make a missing bucket by itself when something is put there: a typing error would go unseen."""
@@ -121,7 +120,7 @@ class S3Backend(Backend):
         if code == "NoSuchBucket" or getattr(error, "strerror", "") == NO_BUCKET:
             return f"no bucket {self._bucket!r}", "make it, or set resources.store to one that is there"
         if isinstance(error, ConnectionFailed | HTTPClientError | TimeoutError):
-            at = self.filesystem.endpoint_url or "AWS"
+            at = self._s3.endpoint_url or "AWS"
             return f"{at} does not answer: {type(error).__name__}", "check resources.store_endpoint and the network"
         if isinstance(error, BotoCoreError):
             return " ".join(str(error).split()), "set resources.store to an S3 URL, s3://bucket/prefix"
