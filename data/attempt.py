@@ -108,7 +108,15 @@ class Attempt:
     def _enter(self, name: str, written: Written, rows: int | None = None, table: str | None = None) -> None:
         uri = self.store.url_of(self._path(name))
         self.entries.append(
-            FileEntry(name=name, uri=uri, sha256=written.sha256, bytes=written.bytes, rows=rows, table=table)
+            FileEntry(
+                name=name,
+                uri=uri,
+                version_id=written.version_id,
+                sha256=written.sha256,
+                bytes=written.bytes,
+                rows=rows,
+                table=table,
+            )
         )
 
     def _content_digest(self) -> str:

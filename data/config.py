@@ -178,6 +178,11 @@ class LayoutConfig(Section):
 
 
 class ResourcesConfig(Section):
-    store: str | None = execution(None, description="fsspec URL of the artifact store; unset: <home>/store")
+    store: str | None = execution(
+        None, description="fsspec URL of the artifact store, as s3://bucket/prefix; unset: <home>/store"
+    )
+    store_endpoint: str | None = execution(
+        None, description="http(s):// address of an S3 service; unset: AWS_ENDPOINT_URL, or AWS"
+    )
     ray_address: str = execution("local", description="'local' or the address of a Ray cluster")
     threads: Positive = execution(2, description="CPU threads of the engine and of each trainer rank")

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -13,17 +13,27 @@ from data.manifest import FileEntry, ManifestError
 
 @dataclass(frozen=True)
 class Written:
-    """What a finished file is: SHA-256 of its bytes, and their number."""
+    """What a finished file is: SHA-256 of its bytes, their number, and its version where the store keeps versions."""
 
     sha256: str
     bytes: int
+    version_id: str | None = None
+
+
+class Sink(Protocol):
+    """A binary file that is written from start to end."""
+
+    def write(self, data: memoryview, /) -> int | None: ...
+
+    def flush(self) -> None: ...
 
 
 class HashingFile:
-    """A binary file, written from start to end, that knows the SHA-256 and length of what went through it."""
+    """A sink that knows the SHA-256 and length of what went through it."""
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    def __init__(self, raw: Sink) -> None:
         self._raw, self._sha256, self._bytes, self.closed = raw, hashlib.sha256(), 0, False
+        self.version_id: str | None = None  # set by the store when the file is there
 
     def write(self, data: bytes | bytearray | memoryview | pa.Buffer) -> int:
         view = memoryview(data).cast("B")
@@ -52,7 +62,7 @@ class HashingFile:
 
     @property
     def written(self) -> Written:
-        return Written(self._sha256.hexdigest(), self._bytes)
+        return Written(self._sha256.hexdigest(), self._bytes, self.version_id)
 
 
 def missing(entry: FileEntry) -> ManifestError:
@@ -76,7 +86,7 @@ def check_sha256(actual: str, entry: FileEntry) -> None:
 
 
 def check_local(file: Path, entry: FileEntry) -> None:
-    """Raises ManifestError unless the local file has the entry's size and SHA-256."""
+    """Raises ManifestError unless the local file, the entry's own or a copy, has the entry's size and SHA-256."""
     if not file.is_file():
         raise missing(entry)
     check_size(file.stat().st_size, entry)

@@ -3,58 +3,78 @@
 import contextlib
 import errno
 import hashlib
-import os
-import posixpath
 import shutil
 import uuid
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
-from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
-from data.files import HashingFile, check_local, missing
+from data.addresses import StoreError, require_endpoint, require_no_secret
+from data.backends import DIFFERENT_THERE, Backend, LocalBackend
+from data.files import HashingFile, Written, check_local, missing
 from data.manifest import FileEntry
 
-PRECONDITION_FAILED = 412
+__all__ = ["Store", "StoreError"]
 
-
-class StoreError(OSError):
-    """The store cannot be read or written; the message names the address, the reason and the fix."""
+READ_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Store:
     """A root folder by URL (a plain path is a file:// URL). Paths given to its methods are relative to the root.
 
-    Raises StoreError for a URL that no installed file system understands.
+    `endpoint` is the http(s):// address of an S3 service other than AWS, by default what AWS_ENDPOINT_URL says where
+    the store is first made. Credentials are no part of a store: each process finds those of its machine. Raises
+    StoreError for a URL that no installed file system understands or that holds a secret.
     """
 
     url: str
-    storage_options: dict[str, str | int | bool | None] = field(default_factory=dict)
+    endpoint: str | None = None
 
     def __post_init__(self) -> None:
+        require_no_secret(self.url, "store")
+        if self.url.startswith(("s3://", "s3a://")):
+            from data.s3 import endpoint_of_environment
+
+            object.__setattr__(self, "endpoint", self.endpoint or endpoint_of_environment())
+        elif self.endpoint:
+            raise StoreError(f"store endpoint {self.endpoint!r} with store {self.url!r}: only S3 has one; leave it out")
+        if self.endpoint:
+            require_endpoint(self.endpoint)
         try:
-            filesystem, root = url_to_fs(self.url, **self.storage_options)
+            filesystem, root = url_to_fs(self.url, **self._options)
         except (ValueError, ImportError) as error:
             raise StoreError(f"store {self.url!r}: {error}; use file://, s3:// or another fsspec URL") from None
+        if not root.strip("/") and not self.local:
+            raise StoreError(f"store {self.url!r}: names no bucket; write s3://bucket/prefix")
         object.__setattr__(self, "url", filesystem.unstrip_protocol(root).rstrip("/"))
 
+    @property
+    def _options(self) -> dict[str, str]:
+        return {"endpoint_url": self.endpoint} if self.endpoint else {}
+
     @cached_property
-    def _opened(self) -> tuple[AbstractFileSystem, str]:
-        filesystem, root = url_to_fs(self.url, **self.storage_options)
-        return filesystem, root.rstrip("/")
+    def _backend(self) -> Backend:
+        filesystem, root = url_to_fs(self.url, **self._options)
+        if self.local:
+            return LocalBackend(filesystem, root)
+        if not self.url.startswith("s3://"):
+            return Backend(filesystem, root)
+        from data.s3 import S3Backend
+
+        return S3Backend(filesystem, root)
 
     def __getstate__(self) -> dict[str, object]:
         """Only what it is made from: connections do not travel."""
-        return {"url": self.url, "storage_options": self.storage_options}
+        return {"url": self.url, "endpoint": self.endpoint}
 
     @property
     def local(self) -> bool:
-        return self.url.startswith("file://")
+        return self.url.startswith("file://") or "://" not in self.url
 
     def url_of(self, path: str) -> str:
         return f"{self.url}/{path}"
@@ -66,69 +86,59 @@ class Store:
         return uri[len(self.url) + 1 :]
 
     def exists(self, path: str) -> bool:
-        filesystem, root = self._opened
-        filesystem.invalidate_cache()
-        return bool(filesystem.exists(f"{root}/{path}"))
+        with self._asking(path, "read"):
+            return self._backend.exists(path)
 
     def read_bytes(self, path: str) -> bytes:
         """Raises FileNotFoundError for a file that is not there, StoreError for one that cannot be read."""
-        filesystem, root = self._opened
-        try:
-            return filesystem.cat_file(f"{root}/{path}")
-        except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(f"{self.url_of(path)}: no such file") from None
-        except OSError as error:
-            raise self._refused(path, "read", error) from error
+        with self._reading(path):
+            return self._backend.read(path)
 
-    def open_buffer(self, path: str) -> pa.Buffer:
+    def open_buffer(self, path: str, version: str | None = None) -> pa.Buffer:
         """A file's bytes; a local file is mapped, not copied. Errors as read_bytes."""
-        if not self.local:
-            return pa.py_buffer(self.read_bytes(path))
-        target = self._local(path)
-        if not target.is_file():
-            raise FileNotFoundError(f"{self.url_of(path)}: no such file")
-        if target.stat().st_size == 0:  # cannot be mapped
-            return pa.py_buffer(b"")
-        with pa.memory_map(str(target)) as mapped:
-            return mapped.read_buffer()
+        with self._reading(path):
+            return self._backend.buffer(path, version)
+
+    def read_span(self, path: str, start: int, stop: int, version: str | None = None) -> bytes:
+        """The bytes from `start` up to `stop`, fewer at the file's end. Errors as read_bytes."""
+        with self._reading(path):
+            return self._backend.read(path, version, (start, stop))
 
     def list_dirs(self, path: str = "") -> list[str]:
         """Names of the folders in a folder, sorted; none if it is not there."""
-        filesystem, root = self._opened
-        filesystem.invalidate_cache()
-        try:
-            found = filesystem.ls(posixpath.join(root, path).rstrip("/"), detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(posixpath.basename(e["name"].rstrip("/")) for e in found if e["type"] == "directory")
+        with self._asking(path or "the root", "listed"):
+            return sorted(self._backend.list_dirs(path))
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a file unless one is there: True if this call did. One of many wins; a kill leaves all or none."""
-        with self._writing(path):
-            return self._link(path, data) if self.local else self._put_if_absent(path, data)
+        with self._asking(path, "written"):
+            return self._backend.create(path, data)
 
     @contextlib.contextmanager
     def open_new(self, path: str) -> Generator[HashingFile]:
-        """A new file to write, hashed on the way and on disk when the block ends. Raises StoreError if it exists."""
-        filesystem, root = self._opened
-        with self._writing(path):
-            if self.local:
-                _make_folders(self._local(path).parent)
-            with filesystem.open(f"{root}/{path}", "xb") as raw:
-                yield (file := HashingFile(raw))
-                file.flush()
-                if self.local:
-                    os.fsync(raw.fileno())
-            if self.local:
-                _sync_folder(self._local(path).parent)
+        """A new file to write, hashed on the way and stored when the block ends.
+
+        Raises StoreError if one with other bytes is there.
+        """
+        file: HashingFile | None = None
+        with self._asking(path, "written"):
+            try:
+                with self._backend.writing(path) as raw:
+                    file = HashingFile(raw)
+                    yield file
+                    file.flush()
+                file.version_id = self._backend.version_of(raw)
+            except FileExistsError as error:
+                if file is None or not self._holds(path, file.written):
+                    raise OSError(errno.EEXIST, DIFFERENT_THERE) from error
 
     def check_writable(self) -> None:
         """Write and remove a small file. Raises StoreError with the reason and the fix."""
         path = f".probe-{uuid.uuid4().hex}"
-        self.create(path, b"rollbook")
-        filesystem, root = self._opened
-        with self._writing(path):
-            filesystem.rm_file(f"{root}/{path}")
+        with self._asking(path, "written"):
+            self._backend.check()
+            self._backend.create(path, b"rollbook")
+            self._backend.remove(path)
 
     def local_copy(self, entries: Sequence[FileEntry], cache: Path) -> Path:
         """A local folder that holds the files of one manifest under their names, each checked by size and SHA-256.
@@ -138,11 +148,11 @@ class Store:
         """
         if not entries:
             raise ValueError("local_copy: no files; the manifest lists none")
-        if self.local:
+        if isinstance(self._backend, LocalBackend):
             for entry in entries:
-                check_local(self._local(self.path_of(entry.uri)), entry)
+                check_local(self._backend.local(self.path_of(entry.uri)), entry)
             first = entries[0]
-            return self._local(self.path_of(first.uri).removesuffix(f"/{first.name}"))
+            return self._backend.local(self.path_of(first.uri).removesuffix(f"/{first.name}"))
         folder = cache / hashlib.sha256("\n".join(sorted(f"{e.sha256} {e.name}" for e in entries)).encode()).hexdigest()
         if not folder.is_dir():
             self._download(entries, folder)
@@ -152,15 +162,16 @@ class Store:
 
     def _download(self, entries: Sequence[FileEntry], folder: Path) -> None:
         """All files into a folder beside, which then takes the name: a killed download leaves no half copy."""
-        filesystem, root = self._opened
         beside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.part")
         for entry in entries:
-            target = beside / entry.name
+            path, target = self.path_of(entry.uri), beside / entry.name
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                filesystem.get_file(f"{root}/{self.path_of(entry.uri)}", str(target))
+                with self._reading(path):
+                    self._backend.fetch(path, entry.version_id, target)
             except FileNotFoundError:
                 raise missing(entry) from None
+            check_local(target, entry)
         try:
             beside.rename(folder)
         except OSError as error:
@@ -168,80 +179,37 @@ class Store:
                 raise
             shutil.rmtree(beside)  # another process was faster with the same files
 
-    def _local(self, path: str) -> Path:
-        return Path(self._opened[1]) / path
-
-    def _link(self, path: str, data: bytes) -> bool:
-        """An exclusive open of the final path is not kill-safe: it could leave half a file there. A link cannot."""
-        target = self._local(path)
-        _make_folders(target.parent)
-        beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        try:
-            with beside.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(beside, target)
-        except FileExistsError:
+    def _holds(self, path: str, written: Written) -> bool:
+        """Whether these very bytes are there: then this writer's request came through, but its answer was lost."""
+        digest, length = hashlib.sha256(), 0
+        if self._backend.size(path) != written.bytes:
             return False
-        finally:
-            beside.unlink(missing_ok=True)
-        _sync_folder(target.parent)
-        return True
-
-    def _put_if_absent(self, path: str, data: bytes) -> bool:
-        filesystem, root = self._opened
-        try:
-            filesystem.pipe_file(f"{root}/{path}", data, mode="create")
-        except FileExistsError:
-            if not filesystem.exists(f"{root}/{path}"):
-                raise  # a file in the way of a folder
-            return False
-        except OSError as error:
-            if _http_status(error) == PRECONDITION_FAILED:
-                return False
-            raise
-        return True
+        while length < written.bytes:
+            block = self._backend.read(path, None, (length, min(length + READ_BYTES, written.bytes)))
+            digest.update(block)
+            length += len(block)
+        return digest.hexdigest() == written.sha256
 
     @contextlib.contextmanager
-    def _writing(self, path: str) -> Generator[None]:
+    def _reading(self, path: str) -> Generator[None]:
+        with self._asking(path, "read"):
+            try:
+                yield
+            except (FileNotFoundError, NotADirectoryError):
+                raise FileNotFoundError(f"{self.url_of(path)}: no such file") from None
+
+    @contextlib.contextmanager
+    def _asking(self, path: str, what: str) -> Generator[None]:
+        """The place's own errors in one form: address, reason, fix."""
         try:
             yield
-        except StoreError:
-            raise
-        except OSError as error:
-            raise self._refused(path, "written", error) from error
+        except (StoreError, FileNotFoundError) as error:
+            if isinstance(error, StoreError) or what == "read":
+                raise
+            raise self._refused(path, what, error) from error
+        except self._backend.failures as error:
+            raise self._refused(path, what, error) from error
 
-    def _refused(self, path: str, what: str, error: OSError) -> StoreError:
-        reason = error.strerror or str(error) or type(error).__name__
-        return StoreError(
-            f"store {self.url}: {path} cannot be {what} ({reason}); set resources.store to a place that you can write, "
-            "and check that no file is where a folder must be"
-        )
-
-
-def _make_folders(folder: Path) -> None:
-    """mkdir -p that survives a power cut: each new name is synced in the folder above it."""
-    new = []
-    while not folder.exists():
-        new.append(folder)
-        folder = folder.parent
-    for path in reversed(new):
-        path.mkdir(exist_ok=True)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _http_status(error: BaseException) -> int | None:
-    """Some servers answer a lost race with EINVAL; the HTTP status is in the botocore error that caused it."""
-    response = getattr(error.__cause__, "response", None)
-    if not isinstance(response, dict):
-        return None
-    return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    def _refused(self, path: str, what: str, error: Exception) -> StoreError:
+        reason, fix = self._backend.explain(error)
+        return StoreError(f"store {self.url}: {path} cannot be {what} ({reason}); {fix}")

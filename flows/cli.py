@@ -27,6 +27,7 @@ log = logging.getLogger("rollbook")
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a value of the config.")]
 StoreUrl = Annotated[str | None, typer.Option("--store", help="fsspec URL of the store; by default the home's own.")]
+Endpoint = Annotated[str | None, typer.Option("--store-endpoint", help="Of an S3 service; else AWS_ENDPOINT_URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 STOPPED = 130
 
@@ -67,9 +68,9 @@ def run(
 
 
 @command
-def ls(store: StoreUrl = None, as_json: AsJson = False) -> None:
+def ls(store: StoreUrl = None, store_endpoint: Endpoint = None, as_json: AsJson = False) -> None:
     """Runs on record, newest first."""
-    home, opened = _open_store(store)
+    home, opened = _open_store(store, store_endpoint)
     rows = [reading.row(Ledger(opened, record.run), record, home) for record in list_runs(opened)]
     if as_json:
         print(json.dumps({"runs": rows}))
@@ -83,10 +84,11 @@ def show(
     iteration: Annotated[int | None, typer.Option("--iteration", help="Its steps and trajectories.")] = None,
     trajectory: Annotated[str | None, typer.Option("--trajectory", help="One conversation, whole.")] = None,
     store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
     as_json: AsJson = False,
 ) -> None:
     """A run, one of its iterations, or one trajectory."""
-    ledger = Ledger(_open_store(store)[1], name)
+    ledger = Ledger(_open_store(store, store_endpoint)[1], name)
     summary = reading.require_run(ledger)
     if trajectory is not None:
         found: Any = reading.trajectory(summary, ledger, trajectory, iteration)
@@ -136,9 +138,13 @@ def stop(
 
 
 @command
-def sync_tracking(name: Annotated[str, typer.Argument(metavar="RUN")], store: StoreUrl = None) -> None:
+def sync_tracking(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
+) -> None:
     """Tell MLflow what it missed of a run while it was away. Doing it twice does no harm."""
-    opened = _open_store(store)[1]
+    opened = _open_store(store, store_endpoint)[1]
     from flows.launch import sync_tracking as sync
 
     console.print(f"MLflow has {name}: {sync(name, opened)} iterations", highlight=False)
@@ -165,11 +171,12 @@ def up(
 @command
 def doctor(
     store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
     ray: Annotated[str, typer.Option(help="'local' or an address.")] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Try everything that a run needs on this machine."""
-    home, opened = _open_store(store)
+    home, opened = _open_store(store, store_endpoint)
     from infra.doctor import examine
 
     checks = examine(home, opened, ray)
@@ -183,13 +190,15 @@ def doctor(
 
 @command
 def import_model(
-    path: Annotated[str, typer.Argument(help="A local Hugging Face folder.")], store: StoreUrl = None
+    path: Annotated[str, typer.Argument(help="A local Hugging Face folder.")],
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
 ) -> None:
     """Copy a model into the store. Qwen2.5, Qwen3, Qwen3-MoE and Llama families."""
     Home.find().prepare()
     from flows.launch import import_only
 
-    manifest = import_only(path, ResourcesConfig(store=store))
+    manifest = import_only(path, ResourcesConfig(store=store, store_endpoint=store_endpoint))
     facts = manifest.facts
     console.print(f"{facts['family']}, {facts['parameters']:,} parameters, context {facts['context']}: {manifest.uri}")
     console.print(f"use it with  --set model.path={path}", highlight=False)
@@ -203,19 +212,20 @@ def export_model(
         int | None, typer.Option("--iteration", help="After this iteration; by default the last.")
     ] = None,
     store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
 ) -> None:
     """Copy a published policy out of the store, as a Hugging Face folder."""
-    home, opened = _open_store(store)
+    home, opened = _open_store(store, store_endpoint)
     policy = reading.export(Ledger(opened, name), iteration, folder, home.cache)
     console.print(
         f"policy {policy.policy_version} of {name}, digest {policy.content_digest[:16]}: {folder}", soft_wrap=True
     )
 
 
-def _open_store(url: str | None) -> tuple[Home, Store]:
+def _open_store(url: str | None, endpoint: str | None) -> tuple[Home, Store]:
     home = Home.find()
     home.prepare()
-    return home, Store(url or home.store_url)
+    return home, Store(url or home.store_url, endpoint)
 
 
 def main() -> None:

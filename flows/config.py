@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from data.addresses import StoreError, require_no_secret
 from data.config import (
     AdvantageConfig,
     CriticConfig,
@@ -114,12 +115,27 @@ def _advantage_faults(config: RunConfig) -> list[str]:
 
 
 def _resource_faults(config: RunConfig) -> list[str]:
-    store, ray = config.resources.store, config.resources.ray_address
-    if ray != "local" and (store is None or store.startswith("file://") or "://" not in store):
-        return [
+    store, endpoint, ray = config.resources.store, config.resources.store_endpoint, config.resources.ray_address
+    local = store is None or store.startswith("file://") or "://" not in store
+    faults = [*_secrets("store", store), *_secrets("store_endpoint", endpoint)]
+    if not faults and ray != "local" and local:
+        faults.append(
             f"resources.ray_address = {ray!r} with the local store {store or '<home>/store'}: workers elsewhere cannot "
             "read it; set resources.store to an s3:// URL"
-        ]
+        )
+    if not faults and endpoint is not None and local:
+        faults.append(
+            f"resources.store_endpoint = {endpoint!r} with the local store {store or '<home>/store'}: only S3 has an "
+            "endpoint; leave it out, or set resources.store to an s3:// URL"
+        )
+    return faults
+
+
+def _secrets(name: str, url: str | None) -> list[str]:
+    try:
+        require_no_secret(url or "", f"resources.{name} =")
+    except StoreError as error:
+        return [str(error)]
     return []
 
 

@@ -56,7 +56,8 @@ def launch(config: RunConfig, console: Console) -> None:
     else:
         console.print(f"{config.run}: every step is on record; nothing to run.")
         training.train.fn(config)
-    views.result(console, summarize(open_ledger(config, Home.find())), time.perf_counter() - started)
+    ledger = open_ledger(config, Home.find())
+    views.result(console, summarize(ledger), time.perf_counter() - started, _place(config.resources))
 
 
 def sync_tracking(name: str, store: Store) -> int:
@@ -89,6 +90,11 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
         return import_model(run, path)
     finally:
         run.fleet.close()
+
+
+def _place(resources: ResourcesConfig) -> str:
+    options = {"--store": resources.store, "--store-endpoint": resources.store_endpoint}
+    return "".join(f" {name} {value}" for name, value in options.items() if value is not None)
 
 
 def _first(note: Note) -> str:

@@ -61,7 +61,8 @@ def session(config: RunConfig) -> Iterator[Session]:
 
 
 def open_ledger(config: RunConfig, home: Home) -> Ledger:
-    return Ledger(Store(config.resources.store or home.store_url), config.run)
+    resources = config.resources
+    return Ledger(Store(resources.store or home.store_url, resources.store_endpoint), config.run)
 
 
 def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:

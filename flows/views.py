@@ -164,8 +164,8 @@ def checks(console: Console, found: "Sequence[Check]") -> None:
     console.print(made)
 
 
-def result(console: Console, summary: RunSummary, seconds: float) -> None:
-    """What a run came to, and the commands to look closer."""
+def result(console: Console, summary: RunSummary, seconds: float, place: str = "") -> None:
+    """What a run came to, and the commands to look closer; `place` is their options for a store of its own."""
     from infra.plots import reward_text
 
     rewards = [s.metrics["reward/mean"] for s in summary.iterations if s.complete]
@@ -175,7 +175,7 @@ def result(console: Console, summary: RunSummary, seconds: float) -> None:
     console.print(f"{len(rewards)} iterations on record, this command took {seconds:.0f} s", highlight=False)
     console.print(
         "look closer:\n"
-        f"  rollbook show {summary.run} --iteration {max(len(rewards) - 1, 0)}      its steps and trajectories\n"
+        f"  rollbook show {summary.run} --iteration {max(len(rewards) - 1, 0)}{place}      its steps and trajectories\n"
         "  rollbook up                        MLflow on http://127.0.0.1:5050, Prefect on http://127.0.0.1:4200",
         highlight=False,
         soft_wrap=True,

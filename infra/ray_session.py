@@ -36,7 +36,13 @@ def session(address: str) -> Iterator[None]:
         # On one machine, Ray's own CPU count would cap what the operating system shares well.
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": os.cpu_count()}
     terminate = signal.getsignal(signal.SIGTERM)
-    ray.init(address=address, **options)
+    try:
+        ray.init(address=address, **options)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"Ray at {address!r} takes no connection ({error}); check resources.ray_address, and if that cluster wants "
+            "a token (Ray's default) set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token has it"
+        ) from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminate)  # Ray puts its own in place, which ends the process at once
     try:

@@ -95,8 +95,19 @@ def many_rollouts() -> Callable[[int], pa.Table]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
+def place(request: pytest.FixtureRequest) -> str:
+    """Kind of store; the marks of tests.data.places ask for several."""
+    return getattr(request, "param", "file")
+
+
+@pytest.fixture
+def store(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+    if place == "file":
+        return Store(str(tmp_path / "store"))
+    if place == "memory":
+        return Store(f"memory://{tmp_path.name}")
+    server = request.getfixturevalue("s3")
+    return Store(server.place(versioned="versions" in place))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from data.ledger import Ledger, Request, RunConflict, StepConflict, list_runs, r
 from data.manifest import Manifest, ManifestError
 from data.schema import SchemaError
 from data.store import Store
+from tests.data.places import everywhere, locally_and_on_s3
 
 Build = Callable[..., Request]
 
@@ -46,6 +47,7 @@ def record(ledger: Ledger, request: Request, table: pa.Table, iteration: int = 0
 # Resolving
 
 
+@everywhere
 def test_a_request_is_made_once(ledger: Ledger, request_of: Build, rollouts: pa.Table, store: Store):
     address = ledger.at(4, "generate")
     assert ledger.resolve(address, request_of()) is None
@@ -124,6 +126,7 @@ def test_an_input_manifest_counts_by_its_content(ledger: Ledger, request_of: Bui
     assert request_of(step="score", inputs={"rollouts": elsewhere}).key == request.key
 
 
+@everywhere
 def test_shared_things_lie_under_their_key(ledger: Ledger, request_of: Build, store: Store, tmp_path: Path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -146,6 +149,7 @@ def test_an_empty_folder_is_refused(ledger: Ledger, request_of: Build, tmp_path:
 # Content
 
 
+@locally_and_on_s3
 def test_the_content_digest_does_not_know_shards_or_time(
     ledger: Ledger, request_of: Build, many_rollouts: Callable[[int], pa.Table]
 ):
@@ -159,6 +163,7 @@ def test_the_content_digest_does_not_know_shards_or_time(
     assert record(ledger, request_of(), table.slice(2), 2).content_digest != whole.content_digest
 
 
+@locally_and_on_s3
 def test_files_and_tables_both_enter_the_content_digest(
     ledger: Ledger, request_of: Build, rollouts: pa.Table, tmp_path: Path
 ):
@@ -195,6 +200,7 @@ def test_the_steps_own_seconds(ledger: Ledger, request_of: Build):
     assert ledger.writer(ledger.at(1, "publish"), request_of()).commit(seconds=2.5).seconds == 2.5
 
 
+@locally_and_on_s3
 def test_a_metric_that_is_nan_survives_in_valid_json(ledger: Ledger, request_of: Build, store: Store):
     made = ledger.writer(ledger.at(0, "score"), request_of()).commit(metrics={"reward": float("nan"), "max": -1.5})
     found = ledger.find(ledger.at(0, "score"))
@@ -226,6 +232,7 @@ def test_an_altered_manifest_is_named(ledger: Ledger, request_of: Build, rollout
 # Races and kills
 
 
+@everywhere
 def test_other_bytes_at_an_address_are_refused(ledger: Ledger, request_of: Build, rollouts: pa.Table, store: Store):
     """C23"""
     made = record(ledger, request_of(), rollouts)
@@ -235,6 +242,7 @@ def test_other_bytes_at_an_address_are_refused(ledger: Ledger, request_of: Build
     assert read_table(store, made).equals(rollouts)
 
 
+@everywhere
 def test_two_attempts_at_once_give_one_manifest(ledger: Ledger, request_of: Build, rollouts: pa.Table):
     """C28, in threads: all get the winner's."""
     barrier, got = threading.Barrier(6), []
@@ -274,6 +282,7 @@ def policy(tmp_path: Path) -> Path:
 
 
 @forks
+@locally_and_on_s3
 def test_two_processes_at_once_give_one_manifest(ledger: Ledger, request_of: Build, policy: Path, tmp_path: Path):
     """C28, in processes that start their commit together and write down what they got."""
     address, (ready, go) = ledger.at(0, "publish"), os.pipe()
@@ -362,6 +371,7 @@ def test_a_kill_between_any_two_writes_leaves_all_or_nothing(tmp_path: Path, req
 # Runs
 
 
+@locally_and_on_s3
 def test_a_run_is_opened_again_with_the_same_settings(ledger: Ledger):
     first = ledger.open_or_create(TrainingConfig())
     assert first.config["threads"] == 2
@@ -375,6 +385,7 @@ def test_a_run_may_grow_shrink_or_run_elsewhere(change: dict[str, Any], ledger: 
     assert ledger.open_or_create(TrainingConfig(**change)) == first
 
 
+@locally_and_on_s3
 def test_other_settings_conflict_and_are_all_named(ledger: Ledger):
     ledger.open_or_create(TrainingConfig())
     other = TrainingConfig(advantage=AdvantageConfig(lam=0.9), optimizer=OptimizerConfig(betas=[0.9, 0.999]))
@@ -399,6 +410,7 @@ def test_a_name_that_cannot_be_a_folder_is_refused(name: str, store: Store):
         Ledger(store, name)
 
 
+@everywhere
 def test_runs_are_listed_newest_first(store: Store, request_of: Build):
     for name in ("b", "c", "a"):
         Ledger(store, name).open_or_create(TrainingConfig(run=name))
@@ -410,6 +422,7 @@ def test_runs_are_listed_newest_first(store: Store, request_of: Build):
         list_runs(store)
 
 
+@everywhere
 def test_iterations_and_steps_are_listed(ledger: Ledger, request_of: Build, rollouts: pa.Table, tmp_path: Path):
     assert ledger.iterations() == []
     for iteration in (10, 2):
@@ -421,6 +434,7 @@ def test_iterations_and_steps_are_listed(ledger: Ledger, request_of: Build, roll
     assert ledger.steps(3) == []
 
 
+@everywhere
 def test_everything_that_crosses_ray_pickles(ledger: Ledger, request_of: Build, rollouts: pa.Table):
     made = record(ledger, request_of(), rollouts)
     address, request = ledger.at(1, "score"), request_of(inputs={"rollouts": made})

@@ -5,17 +5,11 @@ import pickle
 import threading
 from pathlib import Path
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from data.manifest import FileEntry, ManifestError
 from data.store import Store, StoreError
-
-
-@pytest.fixture(params=["file", "memory"])
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "s") if request.param == "file" else f"memory://{tmp_path.name}")
+from tests.data.places import everywhere, files_of, locally_and_on_s3, vandalise
 
 
 def put(store: Store, path: str, data: bytes) -> FileEntry:
@@ -26,48 +20,54 @@ def put(store: Store, path: str, data: bytes) -> FileEntry:
     )
 
 
-def test_what_was_created_stays(any_store: Store):
-    assert any_store.create("a/b/m.json", b"first")
-    assert not any_store.create("a/b/m.json", b"other")
-    assert any_store.read_bytes("a/b/m.json") == b"first"
-    assert any_store.exists("a/b/m.json")
-    assert not any_store.exists("a/c")
+@everywhere
+def test_what_was_created_stays(store: Store):
+    assert store.create("a/b/m.json", b"first")
+    assert not store.create("a/b/m.json", b"other")
+    assert store.read_bytes("a/b/m.json") == b"first"
+    assert store.exists("a/b/m.json")
+    assert not store.exists("a/c")
 
 
-def test_a_new_file_is_hashed_on_its_way_and_never_replaced(any_store: Store):
+@everywhere
+def test_a_new_file_is_hashed_on_its_way_and_never_replaced(store: Store):
     # SHA-256 of "abc" from FIPS 180-2, appendix B.1.
-    entry = put(any_store, "a/f", b"abc")
+    entry = put(store, "a/f", b"abc")
     assert entry.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert entry.bytes == 3
     with pytest.raises(StoreError, match="a/f cannot be written"):
-        put(any_store, "a/f", b"other")
-    assert any_store.read_bytes("a/f") == b"abc"
-    assert any_store.open_buffer("a/f").to_pybytes() == b"abc"
+        put(store, "a/f", b"other")
+    assert store.read_bytes("a/f") == b"abc"
+    assert store.open_buffer("a/f").to_pybytes() == b"abc"
 
 
-def test_a_missing_file_is_named(any_store: Store):
-    for read in (any_store.read_bytes, any_store.open_buffer):
-        with pytest.raises(FileNotFoundError, match=f"{any_store.url}/a/b: no such file"):
+@everywhere
+def test_a_missing_file_is_named(store: Store):
+    for read in (store.read_bytes, store.open_buffer):
+        with pytest.raises(FileNotFoundError, match=f"{store.url}/a/b: no such file"):
             read("a/b")
 
 
-def test_folders_are_listed_without_files(any_store: Store):
+@everywhere
+def test_folders_are_listed_without_files(store: Store):
     for path in ("x/b/1", "x/a/2", "x/file"):
-        any_store.create(path, b"")
-    assert any_store.list_dirs("x") == ["a", "b"]
-    assert any_store.list_dirs() == ["x"]
-    assert any_store.list_dirs("nowhere") == []
+        store.create(path, b"")
+    assert store.list_dirs("x") == ["a", "b"]
+    assert store.list_dirs() == ["x"]
+    assert store.list_dirs("nowhere") == []
 
 
-def test_an_empty_file_can_be_read(any_store: Store):
-    put(any_store, "a/f", b"")
-    assert any_store.open_buffer("a/f").size == 0
+@everywhere
+def test_an_empty_file_can_be_read(store: Store):
+    put(store, "a/f", b"")
+    assert store.open_buffer("a/f").size == 0
 
 
-def test_addresses(any_store: Store):
-    assert any_store.path_of(any_store.url_of("a/b")) == "a/b"
+@everywhere
+def test_addresses(store: Store):
+    assert store.path_of(store.url_of("a/b")) == "a/b"
     with pytest.raises(StoreError, match="s3://elsewhere/x: not in the store"):
-        any_store.path_of("s3://elsewhere/x")
+        store.path_of("s3://elsewhere/x")
 
 
 def test_a_plain_path_is_a_file_url(tmp_path: Path):
@@ -75,10 +75,11 @@ def test_a_plain_path_is_a_file_url(tmp_path: Path):
     assert Store(f"file://{tmp_path}/s/") == Store(str(tmp_path / "s"))
 
 
-def test_it_crosses_processes_without_its_connections(any_store: Store):
-    any_store.create("a", b"1")
-    again = pickle.loads(pickle.dumps(any_store))
-    assert again == any_store
+@everywhere
+def test_it_crosses_processes_without_its_connections(store: Store):
+    store.create("a", b"1")
+    again = pickle.loads(pickle.dumps(store))
+    assert again == store
     assert again.read_bytes("a") == b"1"
 
 
@@ -90,7 +91,7 @@ def test_an_unknown_protocol_is_named():
 def test_a_file_in_the_way_of_the_store(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     store = Store(str(tmp_path / "file" / "store"))
-    with pytest.raises(StoreError, match=r"file/store: .* cannot be written .*no file is where a folder must"):
+    with pytest.raises(StoreError, match=r"file/store: .* cannot be written .*no file may be where a folder must"):
         store.check_writable()
     with pytest.raises(StoreError):
         put(store, "a/f", b"x")
@@ -102,13 +103,14 @@ def test_a_place_where_no_one_may_write():
         Store("/proc/rollbook").check_writable()
 
 
-def test_check_writable_leaves_nothing(any_store: Store):
-    any_store.create("a", b"1")
-    any_store.check_writable()
-    filesystem, root = fsspec.core.url_to_fs(any_store.url)
-    assert [os.path.basename(path) for path in filesystem.find(root)] == ["a"]
+@everywhere
+def test_check_writable_leaves_nothing(store: Store):
+    store.create("a", b"1")
+    store.check_writable()
+    assert files_of(store) == ["a"]
 
 
+@locally_and_on_s3
 def test_one_of_many_threads_wins(store: Store):
     barrier, won = threading.Barrier(8), []
 
@@ -124,34 +126,7 @@ def test_one_of_many_threads_wins(store: Store):
         thread.join()
     assert len(won) == 1
     assert store.read_bytes("deep/er/m") == bytes(won) * 1000
-    assert os.listdir(Path(store.url.removeprefix("file://")) / "deep" / "er") == ["m"]  # no temporary file stays
-
-
-class ClientError(Exception):
-    """What botocore raises, as far as the store looks."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"HTTP {status}")
-        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
-
-
-class RefusingFileSystem(MemoryFileSystem):
-    """Answers a conditional create as SeaweedFS does through s3fs: EINVAL, with the HTTP error as its cause."""
-
-    protocol = "refusing"
-    status = 412
-
-    def pipe_file(self, path, value, mode="overwrite", **kwargs):
-        raise OSError(22, "Invalid argument") from ClientError(self.status)
-
-
-def test_http_412_means_that_another_was_first(monkeypatch: pytest.MonkeyPatch):
-    fsspec.register_implementation("refusing", RefusingFileSystem, clobber=True)
-    store = Store("refusing://bucket")
-    assert store.create("m", b"x") is False
-    monkeypatch.setattr(RefusingFileSystem, "status", 403)
-    with pytest.raises(StoreError, match=r"m cannot be written .*Invalid argument"):
-        store.create("m", b"x")
+    assert files_of(store) == ["deep/er/m"]  # no temporary file stays
 
 
 def test_a_local_store_gives_its_own_folder(store: Store, tmp_path: Path):
@@ -161,8 +136,8 @@ def test_a_local_store_gives_its_own_folder(store: Store, tmp_path: Path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_another_store_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    store = Store(f"memory://{tmp_path.name}")
+@pytest.mark.parametrize("place", ["memory", "s3"], indirect=True)
+def test_another_store_is_copied_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     entries = [put(store, "attempt/model.bin", b"weights"), put(store, "attempt/sub/config.json", b"{}")]
     folder = store.local_copy(entries, tmp_path / "cache")
     assert (folder / "model.bin").read_bytes() == b"weights"
@@ -175,10 +150,10 @@ def test_another_store_is_copied_once(tmp_path: Path, monkeypatch: pytest.Monkey
         store.local_copy(entries, tmp_path / "cache")
 
 
-def test_a_missing_file_of_another_store_is_named(tmp_path: Path):
-    store = Store(f"memory://{tmp_path.name}")
+@pytest.mark.parametrize("place", ["memory", "s3"], indirect=True)
+def test_a_missing_file_of_another_store_is_named(store: Store, tmp_path: Path):
     entry = put(store, "attempt/model.bin", b"weights")
-    fsspec.filesystem("memory").rm_file(f"/{tmp_path.name}/attempt/model.bin")
+    vandalise(store, entry.uri, None)
     with pytest.raises(ManifestError, match=r"attempt/model.bin: missing, but a manifest lists it"):
         store.local_copy([entry], tmp_path / "cache")
 

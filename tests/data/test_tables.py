@@ -1,7 +1,6 @@
 """Tables in Parquet: what was written comes back, row groups follow roots, an altered file is found out."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ from data.ledger import Ledger, Request, read_table
 from data.manifest import Manifest, ManifestError
 from data.store import Store
 from data.tables import row_groups
+from tests.data.places import everywhere, vandalise
 
 
 @pytest.fixture
@@ -27,10 +27,14 @@ def recorded(ledger: Ledger, rollouts: pa.Table, request_of: Callable[..., Reque
     return attempt.commit()
 
 
-def local(manifest: Manifest, number: int) -> Path:
-    return Path(manifest.files[number].uri.removeprefix("file://"))
+in_one_version = pytest.mark.parametrize("place", ["file", "memory", "s3"], indirect=True)
 
 
+def bytes_of(store: Store, manifest: Manifest, number: int) -> bytes:
+    return store.read_bytes(store.path_of(manifest.files[number].uri))
+
+
+@everywhere
 def test_a_table_comes_back(store: Store, recorded: Manifest, rollouts: pa.Table):
     table = read_table(store, recorded)
     assert table.schema == ROLLOUTS
@@ -39,18 +43,21 @@ def test_a_table_comes_back(store: Store, recorded: Manifest, rollouts: pa.Table
     assert [entry.rows for entry in recorded.files] == [2, 2]
 
 
+@everywhere
 def test_category_columns_have_one_dictionary_over_the_files(store: Store, recorded: Manifest):
     # Shard 0 has status ok and truncated, shard 1 only ok.
     chunks = read_table(store, recorded).column("status").chunks
     assert len({tuple(chunk.dictionary.to_pylist()) for chunk in chunks}) == 1
 
 
+@everywhere
 def test_columns_are_read_alone_and_in_the_order_asked_for(store: Store, recorded: Manifest):
     table = read_table(store, recorded, ["action_mask", "trajectory_id"])
     assert table.column_names == ["action_mask", "trajectory_id"]
     assert table.column("action_mask").to_pylist()[3] == [False, False, True, True]
 
 
+@in_one_version
 def test_an_unknown_column_or_table_is_named(store: Store, recorded: Manifest):
     with pytest.raises(ValueError, match="table 'rollouts' has no column 'token_id'; did you mean 'token_ids'"):
         read_table(store, recorded, ["token_id"])
@@ -58,26 +65,48 @@ def test_an_unknown_column_or_table_is_named(store: Store, recorded: Manifest):
         read_table(store, recorded, name="rewards")
 
 
+@in_one_version
 def test_a_missing_file_is_named(store: Store, recorded: Manifest):
-    local(recorded, 1).unlink()
+    vandalise(store, recorded.files[1].uri, None)
     with pytest.raises(ManifestError, match=r"rollouts-001.parquet: missing, but a manifest lists it"):
         read_table(store, recorded)
 
 
+@in_one_version
 def test_an_altered_file_is_named_with_what_differs(store: Store, recorded: Manifest):
-    data = local(recorded, 1).read_bytes()
-    local(recorded, 1).write_bytes(data[:-1])
+    data, uri = bytes_of(store, recorded, 1), recorded.files[1].uri
+    vandalise(store, uri, data[:-1])
     with pytest.raises(ManifestError, match=f"altered: {len(data) - 1} bytes, the manifest says {len(data)}"):
         read_table(store, recorded)
-    local(recorded, 1).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    vandalise(store, uri, data[:100] + bytes([data[100] ^ 1]) + data[101:])
     with pytest.raises(ManifestError, match=f"altered: sha256 .*, the manifest says {recorded.files[1].sha256}"):
         read_table(store, recorded)
 
 
-def test_without_verify_the_bytes_are_not_hashed(store: Store, recorded: Manifest, rollouts: pa.Table):
-    # The same table in another layout: honest content, other bytes.
-    pq.write_table(rollouts.slice(2), local(recorded, 1), compression="none")
-    assert read_table(store, recorded, verify=False).column("trajectory_id").to_pylist() == ["A/0", "A/1", "B/0", "B/1"]
+def damaged(data: bytes, column: str) -> bytes:
+    """A bit is flipped in the middle of what a column's first row group is stored as."""
+    group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+    chunk = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == column)
+    place = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@in_one_version
+def test_without_verify_only_what_is_read_is_checked(store: Store, recorded: Manifest):
+    vandalise(store, recorded.files[1].uri, damaged(bytes_of(store, recorded, 1), "messages"))
+    ids = read_table(store, recorded, ["trajectory_id"], verify=False)["trajectory_id"]
+    assert ids.to_pylist() == ["A/0", "A/1", "B/0", "B/1"]
+    with pytest.raises(ManifestError, match=r"rollouts-001.parquet: altered: not readable as the Parquet"):
+        read_table(store, recorded, ["messages"], verify=False)
+    with pytest.raises(ManifestError, match="altered: sha256"):
+        read_table(store, recorded, ["trajectory_id"])
+
+
+@in_one_version
+def test_without_verify_a_missing_file_is_named(store: Store, recorded: Manifest):
+    vandalise(store, recorded.files[0].uri, None)
+    with pytest.raises(ManifestError, match=r"rollouts-000.parquet: missing"):
+        read_table(store, recorded, verify=False)
 
 
 def ids(sizes: list[int]) -> list[str]:
@@ -113,5 +142,5 @@ def test_the_file_has_the_row_groups(store: Store, many_rollouts, monkeypatch: p
     monkeypatch.setattr("data.tables.ROW_GROUP_BYTES", 1)
     attempt = ledger.writer(ledger.at(0, "generate"), request_of())
     attempt.add_table("rollouts", many_rollouts(5))
-    metadata = pq.ParquetFile(local(attempt.commit(), 0)).metadata
+    metadata = pq.ParquetFile(pa.BufferReader(bytes_of(store, attempt.commit(), 0))).metadata
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [2] * 5

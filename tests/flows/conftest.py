@@ -4,8 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Desk:
-    """A user's working folder, and the command line in it."""
+    """A user's working folder, what is set in the environment, and the command line there."""
 
     folder: Path
-    tracking_uri: str | None = None  # of MLflow; the home's own if unset
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def away(self, tracking_uri: str) -> "Desk":
         """The same folder, with MLflow elsewhere."""
-        return replace(self, tracking_uri=tracking_uri)
+        return replace(self, variables={**self.variables, "MLFLOW_TRACKING_URI": tracking_uri})
 
     def command(self, *arguments: str) -> list[str]:
         return [str(Path(sys.executable).parent / "rollbook"), *arguments]
@@ -46,8 +46,9 @@ class Desk:
     @property
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        kept |= {} if self.tracking_uri is None else {"MLFLOW_TRACKING_URI": self.tracking_uri}
-        return kept | {"ROLLBOOK_HOME": str(self.folder / ".rollbook"), "COLUMNS": "200"}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        own = {"ROLLBOOK_HOME": str(self.folder / ".rollbook"), "COLUMNS": "200", "PYTHONPATH": path}
+        return kept | own | self.variables
 
     def rollbook(self, *arguments: str, code: int = 0) -> str:
         """Run a command to its end; its output. Fails unless it ends with `code`."""
@@ -80,15 +81,15 @@ class Desk:
 
 
 @pytest.fixture(scope="session")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Desk]:
-    def make(name: str) -> Desk:
-        return Desk(tmp_path_factory.mktemp(name))
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Desk]:
+    def make(name: str, **variables: str) -> Desk:
+        return Desk(tmp_path_factory.mktemp(name), variables)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def finished(desk: Callable[[str], Desk]) -> tuple[Desk, str]:
+def finished(desk: Callable[..., Desk]) -> tuple[Desk, str]:
     """An undisturbed small run in a fresh folder, and what it printed."""
     made = desk("finished")
     return made, made.run()
