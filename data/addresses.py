@@ -21,6 +21,14 @@ def require_no_secret(url: str, what: str) -> None:
         raise StoreError(f"{what} {hidden + '?***'!r}: has a query, which may hold a secret; leave it out. {MOVE_THEM}")
 
 
+def without_password(url: str) -> str:
+    """postgresql://me:secret@host/db -> postgresql://me:***@host/db, for messages."""
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return parts._replace(netloc=f"{name}:***@{host}").geturl() if colon else url
+
+
 def require_endpoint(url: str) -> None:
     """Raises StoreError unless the URL is that of an S3 service."""
     require_no_secret(url, "store endpoint")

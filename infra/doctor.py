@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from data.addresses import without_password
 from data.provenance import packages
 from data.store import Store
 from infra.home import Home
@@ -73,7 +74,7 @@ def _ray(address: str) -> str:
 def _mlflow(home: Home) -> str:
     from infra.tracking import connect
 
-    return f"{connect(home.tracking_uri)}, {home.tracking_uri}"
+    return f"{connect(home.tracking_uri)}, {without_password(home.tracking_uri)}"
 
 
 def _prefect() -> str:

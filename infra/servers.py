@@ -1,4 +1,7 @@
-"""`rollbook up`: the MLflow and Prefect servers of one home, on loopback with SQLite, in the foreground."""
+"""`rollbook up`: the MLflow and Prefect servers of one home, on loopback, in the foreground.
+
+SQLite unless the environment names another database: MLFLOW_TRACKING_URI, PREFECT_SERVER_DATABASE_CONNECTION_URL.
+"""
 
 import contextlib
 import json
@@ -46,8 +49,9 @@ def serving(home: Home, mlflow_port: int, prefect_port: int) -> Iterator[tuple[S
         _require_free(name, port)
     mlflow_url, prefect_url = f"http://{HOST}:{mlflow_port}", f"http://{HOST}:{prefect_port}"
     with contextlib.ExitStack() as stack:
-        mlflow = stack.enter_context(_process("mlflow", _mlflow_command(home, mlflow_port), home))
-        prefect = stack.enter_context(_process("prefect", _prefect_command(prefect_port), home))
+        backend = {"MLFLOW_BACKEND_STORE_URI": home.tracking_uri}  # not an argument, which all users of a machine see
+        mlflow = stack.enter_context(_process("mlflow", _mlflow_command(home, mlflow_port), home, backend))
+        prefect = stack.enter_context(_process("prefect", _prefect_command(prefect_port), home, {}))
         _await("MLflow", f"{mlflow_url}/health", mlflow, home.root / "mlflow.log")
         _await("Prefect", f"{prefect_url}/api/health", prefect, home.root / "prefect.log")
         servers = Servers(mlflow_url, prefect_url, (mlflow.pid, prefect.pid))
@@ -62,7 +66,7 @@ def serving(home: Home, mlflow_port: int, prefect_port: int) -> Iterator[tuple[S
 
 def _mlflow_command(home: Home, port: int) -> list[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
-    return [*command, "--backend-store-uri", home.tracking_uri, "--default-artifact-root", str(home.mlflow_artifacts)]
+    return [*command, "--default-artifact-root", str(home.mlflow_artifacts)]
 
 
 def _prefect_command(port: int) -> list[str]:
@@ -70,8 +74,8 @@ def _prefect_command(port: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _process(name: str, command: list[str], home: Home) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
+def _process(name: str, command: list[str], home: Home, own: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"} | own
     with (home.root / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
