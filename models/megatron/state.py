@@ -70,15 +70,18 @@ def digest(networks: Networks) -> str:
 
 
 def _states(part: Part) -> dict[str, dict[str, torch.Tensor]]:
-    """Masters and moments of this rank's parameters by kind and name, as far as the whole model's rank 0 of its
-    data-parallel group needs them: the other ranks send theirs to it."""
+    """Masters and moments by kind, then by parameter; empty on ranks that are not the first to share an optimizer."""
     named = sharding.named_parameters(part.bare)
     gathered = {name: _over_data(part, param) for name, param in named.items()}
-    return {key: {name: states[i] for name, states in gathered.items()} for i, key in enumerate(_STATES)}
+    found = {name: states for name, states in gathered.items() if states is not None}
+    return {key: {name: states[i] for name, states in found.items()} for i, key in enumerate(_STATES)}
 
 
-def _over_data(part: Part, param: torch.nn.Parameter) -> list[torch.Tensor]:
-    """_STATES of one parameter, whole on the first of the ranks that share its optimizer."""
+def _over_data(part: Part, param: torch.nn.Parameter) -> list[torch.Tensor] | None:
+    """_STATES of one parameter, as whole as this tensor rank's part of it; on the first rank that shares its optimizer.
+
+    The other ranks send it theirs, and get None.
+    """
     optimizer, group = part.optimizer, part.optimizer.data_parallel_group
     owned = param in optimizer.model_param_group_index_map
     own = optimizer._get_main_param_and_optimizer_states(param) if owned else {}
@@ -91,7 +94,9 @@ def _over_data(part: Part, param: torch.nn.Parameter) -> list[torch.Tensor]:
         for row, key in zip(whole, _STATES, strict=True):
             row[piece.start : piece.end] = own[key].detach().view(torch.int32)
     torch.distributed.reduce(whole, group_dst=0, group=group)
-    return [row.view(torch.float32).view(param.shape) for row in whole]
+    if group.rank() != 0:
+        return None
+    return [row.view(torch.float32).view(param.shape) for row in whole.cpu()]
 
 
 def _sharded(networks: Networks, loading: bool) -> dict[str, Any]:
