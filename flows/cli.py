@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +26,9 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
 console = Console()
 log = logging.getLogger("rollbook")
 
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a value of the config.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a value of the config; may be repeated.")
+]
 StoreUrl = Annotated[str | None, typer.Option("--store", help="fsspec URL of the store; by default the home's own.")]
 Endpoint = Annotated[str | None, typer.Option("--store-endpoint", help="Of an S3 service; else AWS_ENDPOINT_URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -39,6 +42,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on from what is on record", style="yellow")
             raise typer.Exit(STOPPED) from None
@@ -75,7 +80,7 @@ def ls(store: StoreUrl = None, store_endpoint: Endpoint = None, as_json: AsJson 
     if as_json:
         print(json.dumps({"runs": rows}))
     else:
-        views.runs(console, rows)
+        views.runs(console, rows, opened.url)
 
 
 @command
@@ -161,7 +166,8 @@ def up(
     home = Home.find()
     home.prepare()
     with driver.interruptible(), serving(home, mlflow_port, prefect_port) as (servers, ended):
-        console.print(f"MLflow   {servers.mlflow_url}\nPrefect  {servers.prefect_url}\nCtrl-C stops both.")
+        runs = f"{servers.mlflow_url}/#/experiments/1/runs?workflowType=machine_learning"
+        console.print(f"MLflow   {runs}\nPrefect  {servers.prefect_url}\nCtrl-C stops both.", soft_wrap=True)
         while True:
             time.sleep(0.5)
             if (name := ended()) is not None:

@@ -14,10 +14,10 @@ from flows import reading, views
 from flows import session as sessions
 from flows.config import RunConfig, parse
 from flows.session import make_run, open_ledger, open_tracker
-from infra.driver import log_to_terminal
+from infra.driver import busy, holder_of, log_to_terminal
 from infra.home import Home
 from tasks.import_model import import_model
-from tasks.step import Note
+from tasks.step import OTHER_SOURCE, Note
 
 IMPORT_RUN = "import"  # names a fleet, never a folder in the store
 
@@ -44,7 +44,16 @@ def launch(config: RunConfig, console: Console) -> None:
 
     started = time.perf_counter()
     log_to_terminal(console)
-    waiting = [note for note in plan(config) if not note.recorded]
+    _require_free(config)
+    notes = plan(config)
+    waiting = [note for note in notes if not note.recorded]
+    if old := sum(note.reason == OTHER_SOURCE for note in notes):
+        console.print(
+            f"{old} steps on record were made by another version of Rollbook's source. They are not made again: "
+            "after a change that matters, take a new name with --set run=NAME",
+            style="yellow",
+            soft_wrap=True,
+        )
     if waiting:
         open_ledger(config, Home.find()).store.check_writable()
         console.print(
@@ -76,7 +85,7 @@ def sync_tracking(name: str, store: Store) -> int:
         training.tell_iteration(tracker, iteration)
     for k, scores in summary.evaluations.items():
         training.tell_held_out(tracker, k, scores)
-    if lost := tracker.close(finished=True):
+    if lost := tracker.close("FINISHED"):
         raise ConnectionError(f"MLflow at {Home.find().tracking_uri}: {lost}; the same command tries again")
     return len(done)
 
@@ -90,6 +99,13 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
         return import_model(run, path)
     finally:
         run.fleet.close()
+
+
+def _require_free(config: RunConfig) -> None:
+    """Raises RunBusy if a living process drives the run: sooner than its lock would tell."""
+    holder = holder_of(Home.find().run_folder(config.run))
+    if holder is not None:
+        raise busy(config.run, holder)
 
 
 def _place(resources: ResourcesConfig) -> str:

@@ -37,17 +37,22 @@ def row(ledger: Ledger, record: RunRecord, home: Home) -> Json:
     """One line of `ls`."""
     summary = summarize(ledger)
     done = [s for s in summary.iterations if s.complete]
-    wanted = record.config.get("iterations")
     holder = holder_of(home.run_folder(record.run))
     return {
         "run": record.run,
         "created_at": record.created_at.isoformat(),
         "iterations": len(done),
-        "wanted": wanted,
-        "status": "running" if holder else "complete" if len(done) == wanted else "stopped",
+        "status": "running" if holder else "complete" if _complete(summary, record, len(done)) else "stopped",
         "reward": _finite(done[-1].metrics.get("reward/mean")) if done else None,
         "held_out": summary.held_out,
     }
+
+
+def _complete(summary: RunSummary, record: RunRecord, done: int) -> bool:
+    """A run's last act is its evaluation; without one it is complete with the iterations it was begun with."""
+    evaluate = record.config["evaluate"]
+    evaluates = isinstance(evaluate, dict) and evaluate["problems"] != 0
+    return done in summary.evaluations and done > 0 if evaluates else done == record.config["iterations"]
 
 
 def run(summary: RunSummary) -> Json:
@@ -97,6 +102,7 @@ def _trajectories(found: IterationSummary, ledger: Ledger) -> list[Json]:
             "trajectory_id": r["trajectory_id"],
             "status": r["status"],
             "reward": _finite(scored[i]["reward"]) if scored else None,
+            "error": scored[i]["error"] if scored else None,
             "advantage": _finite(judged[i]["advantage"]) if judged else None,
             "answer": json.loads(r["messages"])[-1]["content"],
         }
@@ -105,7 +111,7 @@ def _trajectories(found: IterationSummary, ledger: Ledger) -> list[Json]:
 
 
 def _optional(found: IterationSummary, ledger: Ledger, step: str) -> list[Json] | None:
-    columns = {"score": ["trajectory_id", "reward"], "advantages": ["trajectory_id", "advantage"]}
+    columns = {"score": ["trajectory_id", "reward", "error"], "advantages": ["trajectory_id", "advantage"]}
     manifest = found.manifests.get(step)
     return read_table(ledger.store, manifest, columns[step]).to_pylist() if manifest else None
 

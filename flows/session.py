@@ -52,12 +52,15 @@ def session(config: RunConfig) -> Iterator[Session]:
         run = make_run(config, ledger, home)
         stack.callback(run.fleet.close)
         tracker = open_tracker(config, ledger, home)
-        finished = False
+        status = "FAILED"
         try:
             yield Session(config, run, tracker, home)
-            finished = True
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
         finally:
-            tracker.close(finished)
+            tracker.close(status)
 
 
 def open_ledger(config: RunConfig, home: Home) -> Ledger:

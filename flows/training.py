@@ -121,12 +121,14 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
     """An iteration as a Prefect task run with its steps inside, and what people are told of it."""
 
     def body(iteration: int) -> Head:
+        opened.run.get_ready()
         started = time.perf_counter()
         after = one_iteration(opened.config, opened.run, iteration, head)
         note_wall(opened.run.ledger, iteration, time.perf_counter() - started)
         summary = record(opened, iteration)
         log.info(iteration_line(summary))
-        show_markdown(f"iteration-{artifact_key(opened.config.run)}", iteration_page(summary))
+        key = f"iteration-{artifact_key(opened.config.run)}"
+        show_markdown(key, iteration_page(summary), iteration_line(summary).strip())
         return after
 
     return as_task(f"iteration-{k}", body, iteration=k)
@@ -153,5 +155,7 @@ def held_out(opened: Session, k: int, head: Head) -> None:
     found = evaluate_policy(opened.config, opened.run, k, head)
     if isinstance(found, Evaluation):
         scores = found.accuracy()
-        log.info("held-out before iteration %d: %s", k, ", ".join(f"{name} {s:.3f}" for name, s in scores.items()))
+        failed = int(sum(manifest.metrics["reward/failed"] for manifest in found.rewards.values()))
+        told = [f"{name} {score:.3f}" for name, score in scores.items()] + [f"{failed} not scored"] * (failed > 0)
+        log.info("held-out after %d iterations: %s", k, ", ".join(told))
         tell_held_out(opened.tracker, k, scores)

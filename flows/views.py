@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from infra.doctor import Check
     from tasks.step import Note
 
-SHOWN_TRAJECTORIES = 20
+SHOWN_AT_AN_END = 10
+LISTED = ("trajectory", "status", "reward", "advantage", "answer")
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -46,19 +47,21 @@ def plan(console: Console, config: RunConfig, notes: "Sequence[Note]") -> None:
 
 
 def _condensed(notes: "Sequence[Note]") -> list[tuple[str, str, str, str]]:
-    """Whole iterations on record, or waiting on their first step, become one line."""
-    rows: list[tuple[str, str, str, str]] = []
+    """A line for every step that would run; iterations wholly on record become one line."""
+    todo = {note.iteration for note in notes if not note.recorded}
+    done = sorted({n.iteration for n in notes if n.iteration is not None} - todo)
+    rows = [(f"{done[0]}-{done[-1]}", "all of them", "on record", "")] if done else []
     for note in notes:
-        where = "-" if note.iteration is None else str(note.iteration)
-        rows.append(
-            (where, note.step, "on record" if note.recorded else "would run", "" if note.recorded else note.reason)
-        )
+        if note.iteration is None or note.iteration in todo:
+            where = "-" if note.iteration is None else str(note.iteration)
+            status, why = ("on record", "") if note.recorded else ("would run", note.reason)
+            rows.append((where, note.step, status, why))
     return rows
 
 
-def runs(console: Console, rows: Sequence[Json]) -> None:
+def runs(console: Console, rows: Sequence[Json], store: str) -> None:
     if not rows:
-        console.print("no runs on record; begin with  rollbook run flows/configs/sort.toml")
+        console.print(f"no runs on record in {store}; begin with  rollbook run CONFIG.toml", soft_wrap=True)
         return
     made = table("", "run", "status", "iterations", "reward", "held-out before", "after", "created")
     for r in rows:
@@ -66,7 +69,7 @@ def runs(console: Console, rows: Sequence[Json]) -> None:
         made.add_row(
             r["run"],
             r["status"],
-            f"{r['iterations']}/{r['wanted']}",
+            str(r["iterations"]),
             number(r["reward"]),
             number(before.get("sampled")),
             number(after.get("sampled")),
@@ -113,15 +116,26 @@ def iteration(console: Console, found: Json) -> None:
             s["content_digest"][:16],
         )
     console.print(made)
-    rows = sorted(found["trajectories"], key=lambda t: (t["reward"] is None, -(t["reward"] or 0.0)))
-    listed = table(f"{len(rows)} trajectories", "trajectory", "status", "reward", "advantage", "answer")
-    for t in rows[:SHOWN_TRAJECTORIES]:
-        listed.add_row(
-            t["trajectory_id"], t["status"], number(t["reward"]), number(t["advantage"]), Text(_short(t["answer"]))
-        )
+    failed = [t for t in found["trajectories"] if t["error"]]
+    scored = [t for t in found["trajectories"] if not t["error"]]
+    rows = sorted(scored, key=lambda t: (t["reward"] is None, -(t["reward"] or 0.0)))
+    listed = table(f"{len(found['trajectories'])} trajectories, best and worst", *LISTED)
+    ends = rows if len(rows) <= 2 * SHOWN_AT_AN_END else [*rows[:SHOWN_AT_AN_END], *rows[-SHOWN_AT_AN_END:]]
+    for t in ends:
+        figures = (number(t["reward"]), number(t["advantage"]))
+        listed.add_row(t["trajectory_id"], t["status"], *figures, Text(_short(plain(t["answer"]))))
     console.print(listed)
-    if len(rows) > SHOWN_TRAJECTORIES:
-        console.print(f"… {len(rows) - SHOWN_TRAJECTORIES} more with lower rewards; --json has them all")
+    if len(rows) > len(ends):
+        console.print(f"{len(rows) - len(ends)} more between them; --json has all")
+    for t in failed[:SHOWN_AT_AN_END]:
+        console.print(Text(f"not scored: {t['trajectory_id']}: {plain(t['error'])}", "red"), soft_wrap=True)
+    if failed:
+        console.print(f"{len(failed)} not scored in all")
+
+
+def plain(text: str) -> str:
+    """Text that a terminal only shows: control characters that a model wrote become visible."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _short(text: str, length: int = 60) -> str:
@@ -176,7 +190,7 @@ def result(console: Console, summary: RunSummary, seconds: float, place: str = "
     console.print(
         "look closer:\n"
         f"  rollbook show {summary.run} --iteration {max(len(rewards) - 1, 0)}{place}      its steps and trajectories\n"
-        "  rollbook up                        MLflow on http://127.0.0.1:5050, Prefect on http://127.0.0.1:4200",
+        "  rollbook up                        the pages of MLflow and Prefect",
         highlight=False,
         soft_wrap=True,
     )

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,6 +52,11 @@ def holder_of(folder: Path) -> Holder | None:
     return holder if holder.alive() else None
 
 
+def busy(run: str, holder: Holder | None) -> RunBusy:
+    who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+    return RunBusy(f"run {run!r} is driven by {who}; wait for it, or `rollbook stop {run}`")
+
+
 @contextlib.contextmanager
 def driving(folder: Path, run: str) -> Iterator[None]:
     """Hold the run, log to its file and the terminal, and turn SIGTERM into a clean stop.
@@ -62,9 +68,7 @@ def driving(folder: Path, run: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        holder = holder_of(folder)
-        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
-        raise RunBusy(f"run {run!r} is driven by {who}; wait for it, or `rollbook stop {run}`") from None
+        raise busy(run, holder_of(folder)) from None
     me = psutil.Process()
     mine = Holder(me.pid, socket.gethostname(), me.create_time())
     (folder / "driver.json").write_text(json.dumps(asdict(mine)))
@@ -91,8 +95,16 @@ def _logging_to(file: Path) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    handler.handle(logging.makeLogRecord({"levelname": "INFO", "msg": f"driven by process {os.getpid()}"}))
     try:
         yield
+    except BaseException as error:
+        # To the file alone: whoever catches it tells the terminal.
+        story = "".join(traceback.format_exception(error))
+        handler.handle(
+            logging.makeLogRecord({"levelname": "ERROR", "msg": f"ended by {type(error).__name__}\n{story}"})
+        )
+        raise
     finally:
         log.removeHandler(handler)
         handler.close()

@@ -41,10 +41,10 @@ def as_task[Result](name: str, call: Callable[..., Result], **parameters: Any) -
     return task(**parameters)
 
 
-def show_markdown(key: str, text: str) -> None:
+def show_markdown(key: str, text: str, description: str) -> None:
     """Attach a page to the current Prefect run; nothing where no flow runs. Keys: lower case, digits, dashes."""
     if inside_flow():
-        create_markdown_artifact(text, key=key)
+        create_markdown_artifact(text, key=key, description=description)
 
 
 class ProgressPage:

@@ -63,9 +63,11 @@ class Tracker:
         """A local file among the parent run's artifacts."""
         self._later(lambda: self._client.log_artifact(self._parent_id, str(file), artifact_path=folder))
 
-    def close(self, finished: bool) -> str:
-        """Wait until all is written, or was given up; returns why, empty if all is well."""
-        status = "FINISHED" if finished else "FAILED"
+    def close(self, status: str) -> str:
+        """Wait until all is written, or was given up; returns why, empty if all is well.
+
+        status: FINISHED, FAILED or KILLED, as MLflow names the end of a run.
+        """
         self._later(lambda: self._client.set_terminated(self._parent_id, status))
         self._thread.shutdown(wait=True)
         return self._lost

@@ -11,11 +11,14 @@ import pyarrow as pa
 from data.attempt import Attempt
 from data.ledger import Ledger
 from data.manifest import Manifest
+from data.provenance import code_digest
 from data.request import Address, Request
 from data.tables import read_table
 from data.user_code import UserCode
 from infra.prefect_tasks import as_task
 from infra.ray_session import Fleet, Role
+
+OTHER_SOURCE = "on record, made by another version of Rollbook's source"
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,21 @@ class Run:
     notes: list[Note] = field(default_factory=list)
     watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
 
+    def get_ready(self) -> None:
+        """Wait until every resident can work, so that no step's time is spent on starting one."""
+        for resident in (self.engine, self.trainer, self.worker):
+            self.fleet.warm(resident)
+        for resident in (self.engine, self.trainer, self.worker):
+            self.fleet.run(resident, _nothing)
+
     def note(self, note: Note) -> None:
         self.notes.append(note)
         for watcher in self.watchers:
             watcher(note)
+
+
+def _nothing(resource: object) -> None:
+    """The body of a resident that is only waited for."""
 
 
 def perform(
@@ -138,7 +152,8 @@ def perform(
     address = run.ledger.shared(request) if iteration is None else run.ledger.at(iteration, step.name)
     recorded = run.ledger.resolve(address, request)
     if recorded is not None:
-        run.note(Note(step.name, iteration, True, "on record"))
+        same = recorded.code_digest == code_digest()
+        run.note(Note(step.name, iteration, True, "on record" if same else OTHER_SOURCE))
         return recorded
     run.note(Note(step.name, iteration, False, "not on record"))
     if run.planning:

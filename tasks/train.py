@@ -142,8 +142,8 @@ def _plan(
     kept = np.flatnonzero(~excluded)
     if not len(kept):
         raise ValueError(
-            f"all {len(excluded)} trajectories are excluded: there is nothing to learn from; see the scorer's "
-            "errors with `rollbook show RUN --iteration K --trajectory ID`"
+            f"all {len(excluded)} trajectories are excluded: there is nothing to learn from; `rollbook show RUN "
+            "--iteration K` lists the scorer's errors; after mending it, take a new run name"
         )
     mini, micro = replays["mini_batch"].to_numpy()[kept], replays["micro_batch"].to_numpy()[kept]
     plan = [[kept[(mini == i) & (micro == j)] for j in np.unique(micro[mini == i])] for i in np.unique(mini)]

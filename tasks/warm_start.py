@@ -28,6 +28,7 @@ def warm_start(
     """The policy after `config.steps` supervised steps; the policy itself if there are none."""
     if config.steps == 0:
         return policy
+    source_of(prompts).demonstrations(0, 1, 0)  # a source that has none says so before anything is started
     setup = Setup(CriticConfig(kind="none"), config.optimizer)
     read = {"warm_start": config.semantic(), "system": prompts.system}
     return perform(

@@ -27,7 +27,7 @@ def test_up_serves_what_a_run_recorded_and_leaves_nothing_behind(finished: tuple
     )  # fmt: skip
     assert process.stdout is not None
     first = process.stdout.readline()
-    assert first == f"MLflow   http://127.0.0.1:{mlflow}\n", first + process.stdout.read()
+    assert first.startswith(f"MLflow   http://127.0.0.1:{mlflow}/#/experiments/1/runs"), first + process.stdout.read()
     assert answers(f"http://127.0.0.1:{mlflow}/health") and answers(f"http://127.0.0.1:{prefect}/api/health")
     found = {check["name"]: check for check in desk.json("doctor")["checks"]}
     assert found["prefect"]["found"] == f"http://127.0.0.1:{prefect}/api answers"
