@@ -33,8 +33,9 @@ format: .venv/synced
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-benchmark: .venv/synced ## GAE against the padded torch loop
+benchmark: .venv/synced ## GAE against the padded torch loop, tables against torch.save and JSONL
 	$(BIN)/python tests/benchmarks/gae.py
+	$(BIN)/python tests/benchmarks/tables.py
 
 clean: ## forget runs and environment
 	rm -rf .venv .bootstrap .rollbook

@@ -140,7 +140,7 @@ class TrainConfig(Section):
     mini_batch: Positive = Field(64, description="trajectories in one optimizer step")
     old_logp_source: Literal["replay", "rollout"] = "replay"
     optimizer: OptimizerConfig = OptimizerConfig()
-    micro_tokens: Positive = execution(4096, description="most tokens in one packed micro-batch")
+    micro_tokens: Positive = execution(4096, description="most tokens in one micro-batch, over all data-parallel ranks")
 
 
 class WarmStartConfig(Section):
@@ -152,6 +152,29 @@ class WarmStartConfig(Section):
 
 class EvaluateConfig(Section):
     problems: int = Field(384, ge=0, description="held-out problems, before and after; 0: no evaluation")
+
+
+class LayoutConfig(Section):
+    """How the trainer's ranks share the work. Results agree to rounding on every layout, so a run may change it."""
+
+    tensor: Positive = execution(1, description="ranks that share each layer; must divide heads and key-value groups")
+    pipeline: Positive = execution(1, description="stages of consecutive layers; must divide the number of layers")
+    context: Positive = execution(1, description="ranks that share each sequence")
+    data: Positive = execution(1, description="copies of the model that share the rows, and one optimizer")
+    sequence_parallel: bool = execution(False, description="tensor ranks share the activations between layers too")
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.pipeline * self.context * self.data
+
+    @model_validator(mode="after")
+    def _sequence_parallel_needs_ranks(self) -> "LayoutConfig":
+        if self.sequence_parallel and self.tensor == 1:
+            raise ValueError(
+                "sequence_parallel = true with tensor = 1: it shares activations among the tensor ranks; "
+                "set tensor to 2 or more, or sequence_parallel to false"
+            )
+        return self
 
 
 class ResourcesConfig(Section):

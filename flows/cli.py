@@ -138,6 +138,19 @@ def stop(
 
 
 @command
+def sync_tracking(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
+) -> None:
+    """Tell MLflow what it missed of a run while it was away. Doing it twice does no harm."""
+    opened = _open_store(store, store_endpoint)[1]
+    from flows.launch import sync_tracking as sync
+
+    console.print(f"MLflow has {name}: {sync(name, opened)} iterations", highlight=False)
+
+
+@command
 def up(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow pages.")] = 5050,
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect pages.")] = 4200,
@@ -181,7 +194,7 @@ def import_model(
     store: StoreUrl = None,
     store_endpoint: Endpoint = None,
 ) -> None:
-    """Copy a model into the store. Qwen2.5, Qwen3 and Llama families."""
+    """Copy a model into the store. Qwen2.5, Qwen3, Qwen3-MoE and Llama families."""
     Home.find().prepare()
     from flows.launch import import_only
 
@@ -189,6 +202,24 @@ def import_model(
     facts = manifest.facts
     console.print(f"{facts['family']}, {facts['parameters']:,} parameters, context {facts['context']}: {manifest.uri}")
     console.print(f"use it with  --set model.path={path}", highlight=False)
+
+
+@command
+def export_model(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    iteration: Annotated[
+        int | None, typer.Option("--iteration", help="After this iteration; by default the last.")
+    ] = None,
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
+) -> None:
+    """Copy a published policy out of the store, as a Hugging Face folder."""
+    home, opened = _open_store(store, store_endpoint)
+    policy = reading.export(Ledger(opened, name), iteration, folder, home.cache)
+    console.print(
+        f"policy {policy.policy_version} of {name}, digest {policy.content_digest[:16]}: {folder}", soft_wrap=True
+    )
 
 
 def _open_store(url: str | None, endpoint: str | None) -> tuple[Home, Store]:
@@ -200,3 +231,7 @@ def _open_store(url: str | None, endpoint: str | None) -> tuple[Home, Store]:
 def main() -> None:
     Home.find().set_environment()
     app()
+
+
+if __name__ == "__main__":
+    main()

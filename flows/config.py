@@ -16,6 +16,7 @@ from data.config import (
     CriticConfig,
     EngineConfig,
     EvaluateConfig,
+    LayoutConfig,
     ModelConfig,
     PromptsConfig,
     ReplayConfig,
@@ -25,6 +26,7 @@ from data.config import (
     Section,
     TrainConfig,
     WarmStartConfig,
+    execution,
 )
 
 
@@ -49,6 +51,7 @@ class RunConfig(Section):
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    layout: LayoutConfig = execution(LayoutConfig())
     resources: ResourcesConfig = ResourcesConfig()
 
     @property

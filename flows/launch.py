@@ -6,12 +6,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from data.config import ModelConfig, ResourcesConfig
+from data.ledger import Ledger
 from data.manifest import Manifest
+from data.store import Store
 from data.summary import summarize
+from flows import reading, views
 from flows import session as sessions
-from flows import views
-from flows.config import RunConfig
-from flows.session import make_run, open_ledger
+from flows.config import RunConfig, parse
+from flows.session import make_run, open_ledger, open_tracker
 from infra.driver import log_to_terminal
 from infra.home import Home
 from tasks.import_model import import_model
@@ -56,6 +58,27 @@ def launch(config: RunConfig, console: Console) -> None:
         training.train.fn(config)
     ledger = open_ledger(config, Home.find())
     views.result(console, summarize(ledger), time.perf_counter() - started, _place(config.resources))
+
+
+def sync_tracking(name: str, store: Store) -> int:
+    """Tell MLflow what the ledger has and it lacks; the number of iterations that the ledger has.
+
+    Raises LookupError for an unknown run, ConnectionError if MLflow does not take it.
+    """
+    from flows import training
+
+    ledger = Ledger(store, name)
+    summary = reading.require_run(ledger)
+    config = parse(reading.require_record(ledger).config)
+    tracker = open_tracker(config, ledger, Home.find())
+    done = [iteration for iteration in summary.iterations if iteration.complete]
+    for iteration in done:
+        training.tell_iteration(tracker, iteration)
+    for k, scores in summary.evaluations.items():
+        training.tell_held_out(tracker, k, scores)
+    if lost := tracker.close(finished=True):
+        raise ConnectionError(f"MLflow at {Home.find().tracking_uri}: {lost}; the same command tries again")
+    return len(done)
 
 
 def import_only(path: str, resources: ResourcesConfig) -> Manifest:

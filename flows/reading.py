@@ -3,9 +3,12 @@
 import difflib
 import json
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 from data.ledger import Ledger, RunRecord, list_runs
+from data.manifest import Manifest
 from data.summary import IterationSummary, RunSummary, summarize
 from data.tables import read_table
 from infra.driver import holder_of
@@ -16,12 +19,18 @@ Json = dict[str, Any]
 
 def require_run(ledger: Ledger) -> RunSummary:
     """The run's summary. Raises LookupError, with the nearest name, if nothing of it is on record."""
-    names = [record.run for record in list_runs(ledger.store)]
-    if ledger.run not in names:
-        near = difflib.get_close_matches(ledger.run, names, 1)
+    require_record(ledger)
+    return summarize(ledger)
+
+
+def require_record(ledger: Ledger) -> RunRecord:
+    """What the run was started with. Raises LookupError, with the nearest name, if nothing of it is on record."""
+    records = {record.run: record for record in list_runs(ledger.store)}
+    if ledger.run not in records:
+        near = difflib.get_close_matches(ledger.run, records, 1)
         hint = f"; did you mean {near[0]!r}?" if near else "; `rollbook ls` lists what is there"
         raise LookupError(f"run {ledger.run!r}: not on record in {ledger.store.url}{hint}")
-    return summarize(ledger)
+    return records[ledger.run]
 
 
 def row(ledger: Ledger, record: RunRecord, home: Home) -> Json:
@@ -144,6 +153,25 @@ def _whole(found: IterationSummary, ledger: Ledger, place: int) -> Json:
         "values": replay.get("values"),
         "token_advantages": advantage.get("token_advantages"),
     }
+
+
+def export(ledger: Ledger, number: int | None, folder: Path, cache: Path) -> Manifest:
+    """Copy the policy published by an iteration, by default the last one, into a new folder; each file is verified.
+
+    Raises FileExistsError for a folder that is there, LookupError for an iteration that published nothing.
+    """
+    summary = require_run(ledger)
+    published = [s for s in summary.iterations if "publish" in s.manifests]
+    if number is None and not published:
+        raise LookupError(f"run {summary.run!r}: no iteration has published a policy yet")
+    found = published[-1] if number is None else _find(summary, number)
+    if "publish" not in found.manifests:
+        raise LookupError(f"iteration {found.iteration} of {summary.run!r}: has not published a policy yet")
+    policy = found.manifests["publish"]
+    if folder.exists():
+        raise FileExistsError(f"{folder}: exists; give a folder that does not, so that nothing is overwritten")
+    shutil.copytree(ledger.store.local_copy(policy.files, cache), folder)
+    return policy
 
 
 def _find(summary: RunSummary, number: int) -> IterationSummary:

@@ -51,21 +51,23 @@ def session(config: RunConfig) -> Iterator[Session]:
         ledger.open_or_create(config)
         run = make_run(config, ledger, home)
         stack.callback(run.fleet.close)
-        tracker = Tracker(
-            home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, config.model_dump(mode="json")
-        )
+        tracker = open_tracker(config, ledger, home)
         finished = False
         try:
             yield Session(config, run, tracker, home)
             finished = True
         finally:
-            for line in tracker.close(finished):
-                log.warning("MLflow: %s; the ledger has it all, and the next run of this command fills the gap", line)
+            tracker.close(finished)
 
 
 def open_ledger(config: RunConfig, home: Home) -> Ledger:
     resources = config.resources
     return Ledger(Store(resources.store or home.store_url, resources.store_endpoint), config.run)
+
+
+def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:
+    params = config.model_dump(mode="json")
+    return Tracker(home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, params)
 
 
 def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
@@ -77,8 +79,13 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         fleet=Fleet(config.resources.ray_address),
         cache=home.cache,
         engine=engine_role(config.engine.kind, config.engine.batch, threads),
-        trainer=trainer_role(threads),
+        trainer=trainer_role(threads, config.layout),
         worker=worker_role(config.reward.workers),
         watchers=[lambda note: require_going_on(), *watchers],
-        execution={"threads": threads, "engine_batch": config.engine.batch, "micro_tokens": config.train.micro_tokens},
+        execution={
+            "threads": threads,
+            "engine_batch": config.engine.batch,
+            "micro_tokens": config.train.micro_tokens,
+            "layout": config.layout.model_dump(),
+        },
     )

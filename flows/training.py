@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from prefect import flow
@@ -12,11 +13,11 @@ from flows.config import RunConfig
 from flows.pages import artifact_key, iteration_line, iteration_page
 from flows.session import Session, session
 from infra.prefect_tasks import ProgressPage, as_task, show_markdown
-from infra.tracking import IterationRecord
+from infra.tracking import IterationRecord, Tracker
 from tasks.advantages import estimate_advantages
 from tasks.evaluate import Evaluation, evaluate
 from tasks.generate import generate
-from tasks.import_model import import_model
+from tasks.import_model import import_model, require_layout
 from tasks.publish import publish
 from tasks.replay import replay
 from tasks.score import score
@@ -73,6 +74,7 @@ def iterate(config: RunConfig, iteration: int) -> None:
 
 def begin(config: RunConfig, run: Run) -> Head:
     """The policy that training begins from: imported, and warm-started if the config says so."""
+    require_layout(config.model.path, config.layout)
     imported = import_model(run, config.model.path)
     base = warm_start(run, imported, config.prompts, config.warm_start, config.train.micro_tokens)
     return Head(base, policy=base, state=base)
@@ -133,8 +135,17 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
 def record(opened: Session, k: int) -> IterationSummary:
     """Hand an iteration's record to MLflow, in the background."""
     summary = summarize_iteration(opened.run.ledger, k)
-    opened.tracker.iteration(IterationRecord(k, summary.manifests, summary.metrics, iteration_page(summary)))
+    tell_iteration(opened.tracker, summary)
     return summary
+
+
+def tell_iteration(tracker: Tracker, summary: IterationSummary) -> None:
+    page = iteration_page(summary)
+    tracker.iteration(IterationRecord(summary.iteration, summary.manifests, summary.metrics, page))
+
+
+def tell_held_out(tracker: Tracker, k: int, scores: Mapping[str, float]) -> None:
+    tracker.evaluation(k, {f"held_out/{name}": value for name, value in scores.items()})
 
 
 def held_out(opened: Session, k: int, head: Head) -> None:
@@ -143,4 +154,4 @@ def held_out(opened: Session, k: int, head: Head) -> None:
     if isinstance(found, Evaluation):
         scores = found.accuracy()
         log.info("held-out before iteration %d: %s", k, ", ".join(f"{name} {s:.3f}" for name, s in scores.items()))
-        opened.tracker.evaluation(k, {f"held_out/{name}": value for name, value in scores.items()})
+        tell_held_out(opened.tracker, k, scores)

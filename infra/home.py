@@ -19,6 +19,8 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # what MLflow misses is filled in later: do not wait for it
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "GIT_PYTHON_REFRESH": "quiet",
     "HF_HUB_OFFLINE": "1",

@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 OBJECT_STORE_BYTES = 256 * 2**20
+LOCAL_RANK_CPUS = 0.01  # the operating system shares one machine's well; Ray would wait for ever for more than it has
 POLL_S = 0.05
 
 
@@ -116,7 +117,8 @@ class Fleet:
     def run(self, role: Role, body: Callable[..., Any], *args: Any) -> Any:
         """Run `body(resource, *args)` on the resident, or on every rank of a gang; returns rank 0's result.
 
-        Raises what the body raised, or WorkerLost (and forgets the residents) if a process died.
+        Raises what the body raised, or WorkerLost (and forgets the residents) if a process died. A gang of several
+        ranks is forgotten whatever was raised: its other ranks may be waiting for the one that failed.
         """
         actors = self.warm(role)
         try:
@@ -124,12 +126,18 @@ class Fleet:
         except (WorkerLost, KeyboardInterrupt, SystemExit):
             self._dismiss(role.name)
             raise
+        except Exception:
+            if len(actors) > 1:
+                self._dismiss(role.name)
+            raise
 
     def _gang(self, role: Role) -> list[ActorHandle]:
-        group = placement_group([{"CPU": 1}] * (role.ranks or 1), strategy="PACK")
+        world = role.ranks or 1
+        cpus = LOCAL_RANK_CPUS if self._address == "local" else 1.0
+        group = placement_group([{"CPU": cpus}] * world, strategy="STRICT_PACK")  # ranks write one checkpoint folder
         self._groups[role.name] = group
-        ranks = range(role.ranks or 1)
-        actors = [_actor(PlacementGroupSchedulingStrategy(group, rank)).remote() for rank in ranks]
+        strategies = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(world)]
+        actors = [_actor(strategy, cpus).remote() for strategy in strategies]
         rendezvous = _wait([actors[0].address.remote()])[0]
         for rank, actor in enumerate(actors):
             actor.own.remote(role.factory, rank, len(actors), rendezvous, *role.args)
@@ -142,10 +150,10 @@ class Fleet:
             remove_placement_group(self._groups.pop(name))
 
 
-def _actor(strategy: PlacementGroupSchedulingStrategy | None = None) -> Any:
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
+def _actor(strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
+    options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0}
     if strategy is not None:
-        options |= {"num_cpus": 1, "scheduling_strategy": strategy}
+        options["scheduling_strategy"] = strategy
     return ray.remote(**options)(Resident)
 
 

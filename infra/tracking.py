@@ -7,7 +7,7 @@ A training is a parent run, an iteration a nested run. Each nested run has the m
 import json
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,15 @@ class Tracker:
     """Writes to MLflow from one background thread, so that training does not wait for it."""
 
     def __init__(self, tracking_uri: str, artifacts: Path, run: str, store_url: str, params: Mapping[str, Any]) -> None:
-        self._client = MlflowClient(tracking_uri)
         self._thread = ThreadPoolExecutor(1, "mlflow")
+        self._client: MlflowClient  # made in the thread: a database that is new takes seconds to lay out
         self._model = run  # its name in the registry
-        self._jobs: list[Future[None]] = []
+        self._lost = ""  # why nothing more is sent
         self._run, self._store_url, self._artifacts = run, store_url, artifacts
         self._params = dict(params)
         self._parent_id = ""
         self._recorded: dict[int, str] = {}
-        self._later(self._open)
+        self._later(self._open, tracking_uri)
 
     def iteration(self, record: IterationRecord) -> None:
         self._later(self._iteration, record)
@@ -63,18 +63,30 @@ class Tracker:
         """A local file among the parent run's artifacts."""
         self._later(lambda: self._client.log_artifact(self._parent_id, str(file), artifact_path=folder))
 
-    def close(self, finished: bool) -> list[str]:
-        """Wait until all is written; returns what went wrong, one line for each kind of error."""
+    def close(self, finished: bool) -> str:
+        """Wait until all is written, or was given up; returns why, empty if all is well."""
         status = "FINISHED" if finished else "FAILED"
         self._later(lambda: self._client.set_terminated(self._parent_id, status))
         self._thread.shutdown(wait=True)
-        errors = (job.exception() for job in self._jobs)
-        return list(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors if e is not None))
+        return self._lost
 
     def _later(self, call: Callable[..., Any], *args: Any) -> None:
-        self._jobs.append(self._thread.submit(call, *args))
+        self._thread.submit(self._send, call, *args)
 
-    def _open(self) -> None:
+    def _send(self, call: Callable[..., Any], *args: Any) -> None:
+        """After the first failure nothing more is tried: each try may take a minute, and all is in the ledger."""
+        if self._lost:
+            return
+        try:
+            call(*args)
+        except Exception as error:  # whatever a tracking server does must not touch the training
+            self._lost = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            log.warning(
+                "MLflow: %s. Training goes on; `rollbook sync-tracking %s` tells MLflow later", self._lost, self._run
+            )
+
+    def _open(self, tracking_uri: str) -> None:
+        self._client = MlflowClient(tracking_uri)
         experiment = self._experiment()
         parent = _only(
             self._client, experiment, f"tags.`rollbook.run` = '{self._run}' AND tags.`rollbook.role` = 'run'"

@@ -4,8 +4,18 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-FAMILIES = {"Qwen2ForCausalLM": "Qwen2.5", "Qwen3ForCausalLM": "Qwen3", "LlamaForCausalLM": "Llama"}
-MODEL_TYPES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+FAMILIES = {
+    "Qwen2ForCausalLM": "Qwen2.5",
+    "Qwen3ForCausalLM": "Qwen3",
+    "Qwen3MoeForCausalLM": "Qwen3-MoE",
+    "LlamaForCausalLM": "Llama",
+}
+MODEL_TYPES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "llama": "LlamaForCausalLM",
+}
 
 
 class FolderError(ValueError):

@@ -13,7 +13,7 @@ from models.weights import HEAD, stored_dtype, stored_shapes
 class FolderReport:
     """What the folder holds; every number is read from its files, none assumed."""
 
-    family: str  # Qwen2.5, Qwen3, Llama
+    family: str  # Qwen2.5, Qwen3, Qwen3-MoE, Llama
     architecture: str
     parameters: int  # a tied head counts once
     vocab: int  # rows of the embedding

@@ -116,6 +116,7 @@ def _generate(
             "cursor": {"start": draw.cursor, "end": draw.cursor + draw.count},
             "duplicates": source.duplicates,
             "policy_version": version,
+            "device": engine.health().device,
         },
     )
 

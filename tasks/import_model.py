@@ -6,10 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from data.config import LayoutConfig
 from data.digest import file_digest
 from data.manifest import Manifest
 from models.engines.contract import RolloutEngine
 from models.folder import read_config
+from models.megatron.fit import require_fit
+from models.megatron.shape import ModelShape
 from tasks.step import Job, Pending, Run, Step, perform
 
 STEP = Step("import_model", version=1, kind="policy")
@@ -25,6 +28,16 @@ def import_model(run: Run, path: str) -> Manifest | Pending:
     folder = None if path == TOY else Path(path).expanduser().resolve()
     content = {"toy": TOY} if folder is None else {"files": {f.name: file_digest(f) for f in model_files(folder)}}
     return perform(run, STEP, None, {}, content, 0, run.engine, _import, (folder,))
+
+
+def require_layout(path: str, layout: LayoutConfig) -> None:
+    """Raises ValueError, with the valid sizes, for a layout that does not divide the model of a local folder.
+
+    The toy's shape is known to the trainer, which refuses such a layout in its first step.
+    """
+    folder = Path(path).expanduser()
+    if path != TOY and (folder / "config.json").is_file():
+        require_fit(ModelShape.from_hf(folder), layout)
 
 
 def model_files(folder: Path) -> list[Path]:

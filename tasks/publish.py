@@ -39,17 +39,22 @@ def publish(
     )
 
 
-def _publish(trainer: "Trainer", job: Job, setup: Setup) -> Manifest:
+def _publish(trainer: "Trainer", job: Job, setup: Setup) -> Manifest | None:
     bring(trainer, job, setup)
     return commit_policy(trainer, job, job.input("state").policy_version, {})
 
 
-def commit_policy(trainer: "Trainer", job: Job, version: int, metrics: dict[str, float]) -> Manifest:
-    """Export what the trainer holds, as a folder that stands alone: tokenizer and template are the base policy's."""
+def commit_policy(trainer: "Trainer", job: Job, version: int, metrics: dict[str, float]) -> Manifest | None:
+    """Export what the trainer holds, as a folder that stands alone: tokenizer and template are the base policy's.
+
+    Every rank takes part; the first one commits, the others return None.
+    """
     base = job.input("base")
     with TemporaryDirectory(prefix="rollbook-policy-") as name:
         folder = Path(name)
         digest = trainer.export_policy(folder)
+        if not trainer.is_first:
+            return None
         for file in job.folder("base").iterdir():
             if (
                 file.suffix != ".safetensors"

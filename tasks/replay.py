@@ -57,7 +57,7 @@ def bring(trainer: "Trainer", job: Job, setup: Setup) -> None:
     to(job.folder("state"), state.content_digest, setup)
 
 
-def _replay(trainer: "Trainer", job: Job, temperature: float, train: TrainConfig, setup: Setup) -> Manifest:
+def _replay(trainer: "Trainer", job: Job, temperature: float, train: TrainConfig, setup: Setup) -> Manifest | None:
     rollouts = job.table("rollouts", ["trajectory_id", "token_ids", "action_mask", "rollout_logprobs", "sampling"])
     _same_temperature(rollouts, temperature)
     bring(trainer, job, setup)
@@ -69,6 +69,8 @@ def _replay(trainer: "Trainer", job: Job, temperature: float, train: TrainConfig
     ]
     flat = [rows for mini in plan for rows in mini]
     replayed = trainer.replay(streams, actions, flat, temperature, setup.critic.kind != "none")
+    if replayed is None:
+        return None
     columns: dict[str, Any] = {
         "trajectory_id": rollouts["trajectory_id"].combine_chunks(),
         "entropy": _floats(replayed.entropy),

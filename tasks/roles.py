@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from data.config import LayoutConfig
 from infra.ray_session import Role
 from infra.timed_pool import TimedPool
 
@@ -14,8 +15,8 @@ def engine_role(kind: str, batch: int, threads: int) -> Role:
     return Role("engine", make_engine, (kind, batch, threads))
 
 
-def trainer_role(threads: int) -> Role:
-    return Role("trainer", make_trainer, (threads,), ranks=1)
+def trainer_role(threads: int, layout: LayoutConfig) -> Role:
+    return Role("trainer", make_trainer, (threads, layout), ranks=layout.ranks)
 
 
 def worker_role(scorer_processes: int) -> Role:
@@ -29,10 +30,10 @@ def make_engine(kind: str, batch: int, threads: int) -> "RolloutEngine":
     return engines[kind](batch, threads)
 
 
-def make_trainer(rank: int, world: int, rendezvous: str, threads: int) -> "Trainer":
+def make_trainer(rank: int, world: int, rendezvous: str, threads: int, layout: LayoutConfig) -> "Trainer":
     from models.megatron.trainer import Trainer
 
-    return Trainer(rank, world, rendezvous, threads)
+    return Trainer(rank, world, rendezvous, threads, layout)
 
 
 def make_worker(scorer_processes: int) -> TimedPool:

@@ -111,12 +111,13 @@ def perform(
     config: Mapping[str, Any],
     seed: int,
     role: Role,
-    body: Callable[..., Manifest],
+    body: Callable[..., Manifest | None],
     args: tuple[Any, ...] = (),
     code: Mapping[str, UserCode] | None = None,
 ) -> Any:
     """The step's manifest: the recorded one if its key is this step's, else that of `body(resource, job, *args)`.
 
+    The body runs on every rank of a gang; the first one commits and returns the manifest, the others return None.
     `iteration` None: it belongs to no run. In a plan nothing runs, and a step that is not on record gives Pending.
     Raises StepConflict, naming the changed field, if another key is on record there.
     """
@@ -155,13 +156,13 @@ def perform(
 
 def _body(
     resource: Any,
-    body: Callable[..., Manifest],
+    body: Callable[..., Manifest | None],
     ledger: Ledger,
     address: Address,
     request: Request,
     cache: Path,
     args: tuple[Any, ...],
-) -> Manifest:
+) -> Manifest | None:
     """In the resident: its clock starts here."""
     return body(resource, Job(ledger, address, request, cache), *args)
 

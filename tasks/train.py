@@ -60,7 +60,7 @@ def train(
     )
 
 
-def _train(trainer: "Trainer", job: Job, options: TrainOptions, setup: Setup) -> Manifest:
+def _train(trainer: "Trainer", job: Job, options: TrainOptions, setup: Setup) -> Manifest | None:
     rollouts = job.table("rollouts", ["trajectory_id", "token_ids", "action_mask", "rollout_logprobs"])
     replays = job.table("replays")
     bring(trainer, job, setup)
@@ -79,6 +79,8 @@ def _train(trainer: "Trainer", job: Job, options: TrainOptions, setup: Setup) ->
         ) from error
     with TemporaryDirectory(prefix="rollbook-state-") as folder:
         digest = trainer.save_state(Path(folder))
+        if not trainer.is_first:
+            return None
         attempt = job.attempt()
         attempt.add_folder(Path(folder))
         steps = 0 if options.policy_frozen else len(updates)

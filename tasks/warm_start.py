@@ -45,7 +45,7 @@ def warm_start(
 
 def _warm_start(
     trainer: "Trainer", job: Job, prompts: PromptsConfig, config: WarmStartConfig, setup: Setup, micro_tokens: int
-) -> Manifest:
+) -> Manifest | None:
     from models.tokenizer import Tokenizer
 
     bring(trainer, job, setup)

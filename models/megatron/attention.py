@@ -1,11 +1,13 @@
 """Causal attention over packed rows with torch's SDPA: one call per bucket of similar lengths, none per row."""
 
 import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.megatron.batch import Bucket, PackedBatch
+from models.megatron.batch import Bucket, PackedBatch, Split
 from models.megatron.rotary import Rotate
 
 
@@ -40,22 +42,45 @@ class PackedAttention(MegatronModule):
         """[tokens, heads · head_dim]"""
         batch = packed_seq_params
         query, key = (Rotate.apply(x, batch.cos, batch.sin) for x in (query, key))
-        if batch.slots is not None:
-            query, key, value = (_Pad.apply(x, batch.slots, batch.place) for x in (query, key, value))
-        parts = [self._attend(query, key, value, bucket) for bucket in batch.buckets]
+        if batch.split is not None:
+            parts = self._attend_across(query, key, value, batch, batch.split)
+        else:
+            if batch.slots is not None:
+                query, key, value = (_Pad.apply(x, batch.slots, batch.place) for x in (query, key, value))
+            parts = [self._attend(query, key, value, bucket) for bucket in batch.buckets]
         padded = parts[0] if len(parts) == 1 else torch.cat(parts)
         return padded if batch.place is None else _Unpad.apply(padded, batch.place)
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """[rows · width, heads · head_dim]; padding stands at the end of a row, where no real token looks."""
-        rows, width = bucket.rows, bucket.width
-        q, k, v = (
-            x[bucket.start : bucket.start + rows * width].unflatten(0, (rows, width)).transpose(1, 2)
-            for x in (query, key, value)
-        )
+        q, k, v = (_rows(x, bucket) for x in (query, key, value))
         grouped = q.size(1) != k.size(1)
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped)
-        return out.transpose(1, 2).reshape(rows * width, -1)
+        return out.transpose(1, 2).reshape(bucket.rows * bucket.width, -1)
+
+    def _attend_across(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch, split: Split
+    ) -> list[torch.Tensor]:
+        """The same with context parallelism: this rank's queries, the keys and values of all ranks."""
+        group = parallel_state.get_context_parallel_group()
+        everywhere = (gather_from_sequence_parallel_region(x.contiguous(), group=group) for x in (key, value))
+        key, value = (_Pad.apply(x, split.slots, split.place) for x in everywhere)
+        if batch.slots is not None:
+            query = _Pad.apply(query, batch.slots, batch.place)
+        parts = []
+        for here, there, positions in zip(batch.buckets, split.buckets, split.positions, strict=True):
+            q, k, v = _rows(query, here), _rows(key, there), _rows(value, there)
+            seen = torch.arange(there.width, device=q.device) <= positions[:, None, :, None]
+            grouped = q.size(1) != k.size(1)
+            out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale, enable_gqa=grouped)
+            parts.append(out.transpose(1, 2).reshape(here.rows * here.width, -1))
+        return parts
+
+
+def _rows(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """[slots, heads, head_dim] -> [rows, heads, width, head_dim]"""
+    part = x[bucket.start : bucket.start + bucket.rows * bucket.width]
+    return part.unflatten(0, (bucket.rows, bucket.width)).transpose(1, 2)
 
 
 class _Pad(torch.autograd.Function):

@@ -68,10 +68,13 @@ def _moving(critic: CriticConfig, frozen: bool) -> dict[str, tuple[str, ...]]:
     return {"grad_norm": ("policy", *critic_parts)}
 
 
-def optimizer_step(networks: Networks, setup: Setup, course: Course, lessons: list[Lesson], number: int) -> Metrics:
+def optimizer_step(
+    networks: Networks, setup: Setup, course: Course, lessons: list[Lesson], number: int, rows: list[int]
+) -> Metrics:
     """Forward, backward and update over the micro-batches `lessons`; returns the step's metrics.
 
-    Raises NonFiniteLoss(number, rows) before any part has moved.
+    lessons: this rank's; rows: those of all ranks. Raises NonFiniteLoss(number, rows) on every rank before any part has
+    moved.
     """
     for part in networks.parts.values():
         part.zero_gradients()
@@ -81,7 +84,6 @@ def optimizer_step(networks: Networks, setup: Setup, course: Course, lessons: li
     for name, members in course.moving.items():
         metrics[name] = clip([networks.parts[member] for member in members], setup.optimizer.max_grad_norm)
         if not math.isfinite(metrics[name]):
-            rows = sorted({int(row) for lesson in lessons for row in lesson.micro.packed.rows})
             raise NonFiniteLoss(number, rows, "gradient")
     return metrics | _move(networks, setup, course)
 

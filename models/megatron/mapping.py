@@ -1,6 +1,6 @@
-"""Hugging Face names and layouts ⇄ Megatron's, bit for bit in both directions (one rank holds the whole model).
+"""Hugging Face names and layouts ⇄ Megatron's, bit for bit in both directions (of whole tensors).
 
-Megatron fuses q, k and v, interleaved per key-value group, and stacks gate over up in the first MLP layer.
+Megatron fuses q, k and v, interleaved per key-value group, and stacks gate over up in the first layer of each MLP.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,8 +17,8 @@ _LAYER = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
+_ROUTER = {"mlp.router.weight": "mlp.gate.weight"}
 _QK_NORM = {
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
@@ -42,8 +42,9 @@ def to_megatron(tensors: Mapping[str, torch.Tensor], shape: ModelShape) -> Tenso
         for kind in _qkv_kinds(shape):
             parts = [tensors[f"{theirs}self_attn.{x}_proj.{kind}"] for x in "qkv"]
             out[f"{ours}self_attention.linear_qkv.{kind}"] = _fuse_qkv(*parts, shape)
-        gate_and_up = [tensors[f"{theirs}mlp.{x}_proj.weight"] for x in ("gate", "up")]
-        out[f"{ours}mlp.linear_fc1.weight"] = torch.cat(gate_and_up)
+        for mine, other in _mlps(shape):
+            gate_and_up = [tensors[f"{theirs}{other}{x}_proj.weight"] for x in ("gate", "up")]
+            out[f"{ours}{mine}linear_fc1.weight"] = torch.cat(gate_and_up)
     return out
 
 
@@ -55,8 +56,9 @@ def to_hf(tensors: Mapping[str, torch.Tensor], shape: ModelShape) -> Tensors:
         for kind in _qkv_kinds(shape):
             parts = _split_qkv(tensors[f"{ours}self_attention.linear_qkv.{kind}"], shape)
             out |= {f"{theirs}self_attn.{x}_proj.{kind}": part for x, part in zip("qkv", parts, strict=True)}
-        gate, up = tensors[f"{ours}mlp.linear_fc1.weight"].chunk(2)
-        out |= {f"{theirs}mlp.gate_proj.weight": gate, f"{theirs}mlp.up_proj.weight": up}
+        for mine, other in _mlps(shape):
+            gate, up = tensors[f"{ours}{mine}linear_fc1.weight"].chunk(2)
+            out |= {f"{theirs}{other}gate_proj.weight": gate, f"{theirs}{other}up_proj.weight": up}
     return out
 
 
@@ -66,7 +68,7 @@ def hf_names(shape: ModelShape) -> Iterator[str]:
     for i in range(shape.layers):
         _, theirs = _prefixes(i)
         yield from (f"{theirs}self_attn.{x}_proj.{kind}" for x in "qkv" for kind in _qkv_kinds(shape))
-        yield from (f"{theirs}mlp.{x}_proj.weight" for x in ("gate", "up"))
+        yield from (f"{theirs}{other}{x}_proj.weight" for _, other in _mlps(shape) for x in ("gate", "up"))
 
 
 def _plain(shape: ModelShape) -> Iterator[tuple[str, str]]:
@@ -74,10 +76,18 @@ def _plain(shape: ModelShape) -> Iterator[tuple[str, str]]:
     yield from (_EMBEDDING, _FINAL_NORM)
     if not shape.tied:
         yield _HEAD
-    per_layer = _LAYER | (_QK_NORM if shape.qk_norm else {})
+    per_layer = _LAYER | (_QK_NORM if shape.qk_norm else {}) | (_ROUTER if shape.experts else {})
+    per_layer |= {f"{mine}linear_fc2.weight": f"{other}down_proj.weight" for mine, other in _mlps(shape)}
     for i in range(shape.layers):
         ours, theirs = _prefixes(i)
         yield from ((ours + a, theirs + b) for a, b in per_layer.items())
+
+
+def _mlps(shape: ModelShape) -> list[tuple[str, str]]:
+    """(Megatron's prefix, theirs) of the MLPs in one layer."""
+    if shape.experts is None:
+        return [("mlp.", "mlp.")]
+    return [(f"mlp.experts.local_experts.{i}.", f"mlp.experts.{i}.") for i in range(shape.experts.total)]
 
 
 def _prefixes(layer: int) -> tuple[str, str]:

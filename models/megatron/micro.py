@@ -8,7 +8,10 @@ import torch
 from models.megatron.batch import PackedBatch, flat_indices, pack
 from models.megatron.contract import TrainBatch
 from models.megatron.networks import Reads
+from models.megatron.shares import Shares
 from ops.ragged import Ragged, offsets_of
+
+_ONE = Shares()
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,12 @@ class Lesson:
     old_values: torch.Tensor | None
 
 
-def prepare(streams: Ragged, action_mask: Ragged, rows: np.ndarray, device: torch.device) -> Micro:
-    """Packs the rows and finds their action tokens."""
-    packed = pack(streams, rows, device)
+def prepare(
+    streams: Ragged, action_mask: Ragged, rows: np.ndarray, device: torch.device, shares: Shares = _ONE
+) -> Micro:
+    """Packs this rank's share of the rows and finds their action tokens."""
+    rows = shares.rows(rows, streams.lengths)
+    packed = pack(streams, rows, device, shares)
     flat = flat_indices(streams.offsets, rows)
     actions = np.flatnonzero(action_mask.values[flat])
     source, lengths = flat[actions], streams.lengths[rows]
@@ -50,14 +56,15 @@ def prepare(streams: Ragged, action_mask: Ragged, rows: np.ndarray, device: torc
         packed=packed,
         source=source,
         owner=np.repeat(np.arange(len(rows)), lengths)[actions],
-        reads=Reads(torch.from_numpy(actions - 1).to(device), torch.from_numpy(targets).to(device)),
-        last=torch.from_numpy(offsets_of(lengths)[1:] - 1).to(device),
+        reads=Reads(torch.from_numpy(packed.at[actions] - 1).to(device), torch.from_numpy(targets).to(device)),
+        last=torch.from_numpy(packed.at[offsets_of(lengths)[1:] - 1]).to(device),
     )
 
 
-def prepare_lesson(batch: TrainBatch, rows: np.ndarray, device: torch.device) -> Lesson:
+def prepare_lesson(batch: TrainBatch, rows: np.ndarray, device: torch.device, shares: Shares = _ONE) -> Lesson:
     """The same, with the loss tokens' columns."""
-    micro = prepare(batch.streams, batch.action_mask, rows, device)
+    micro = prepare(batch.streams, batch.action_mask, rows, device, shares)
+    rows = micro.packed.rows
     kept = np.flatnonzero(batch.loss_mask.values[micro.source])
     source, owner = micro.source[kept], micro.owner[kept]
 

@@ -6,6 +6,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -31,9 +32,16 @@ class RMSNorm(torch.nn.RMSNorm):
 class Trunk(GPTModel):
     """The transformer with its output layer; `read` decides what is made of the hidden states."""
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device, with_output: bool) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        with_output: bool,
+        sequence_parallel: bool = False,
+    ) -> None:
         """with_output False: no parameters for an output layer of its own (a critic's trunk)."""
-        config = _config(shape, dtype)
+        config = _config(shape, dtype, sequence_parallel)
         super().__init__(
             config,
             _spec(config),
@@ -44,9 +52,16 @@ class Trunk(GPTModel):
             share_embeddings_and_output_weights=shape.tied or not with_output,
             position_embedding_type="none",  # PackedAttention applies the rotary embedding
         )
+        if self.post_process and sequence_parallel:
+            # `_hand_over` gathers the tokens once, for the output layer and the value head.
+            self.output_layer.sequence_parallel, self.output_layer.allreduce_dgrad = False, True
         self.to(device)
         self.inverse_frequencies = inverse_frequencies(shape.rope, shape.head_dim).to(device)  # [head_dim / 2]
         self.dtype = dtype
+
+    def _is_in_embd_group(self) -> bool:
+        """Megatron asks before it copies a tied embedding to the last stage; weights are loaded into both here."""
+        return False
 
     def forward[Outputs](self, batch: PackedBatch, read: Reader[Outputs]) -> Outputs | torch.Tensor:
         """On the last pipeline stage what `read` returns, on the others the hidden states for the next one."""
@@ -72,11 +87,25 @@ def _hand_over(
     def logits_of(hidden: torch.Tensor) -> torch.Tensor:
         return output_layer(hidden[:, None], weight=output_weight)[0][:, 0]
 
+    if output_layer.config.sequence_parallel:
+        hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
     return rest["context"](hidden_states[:, 0], logits_of)
 
 
-def _config(shape: ModelShape, dtype: torch.dtype) -> TransformerConfig:
+def _config(shape: ModelShape, dtype: torch.dtype, sequence_parallel: bool) -> TransformerConfig:
+    experts = shape.experts
+    mixture = (
+        {}
+        if experts is None
+        else {
+            "num_moe_experts": experts.total,
+            "moe_router_topk": experts.active,
+            "moe_router_pre_softmax": not experts.normed,
+            "moe_router_load_balancing_type": "none",
+        }
+    )
     return TransformerConfig(
+        **mixture,
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.ffn,
@@ -104,12 +133,15 @@ def _config(shape: ModelShape, dtype: torch.dtype) -> TransformerConfig:
         tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
         pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
         context_parallel_size=parallel_state.get_context_parallel_world_size(),
+        sequence_parallel=sequence_parallel,
     )
 
 
 def _spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     """Megatron's local layers with our attention and norm: theirs refuse packed rows and sequence parallelism."""
-    layer = get_gpt_layer_local_submodules(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+    layer = get_gpt_layer_local_submodules(
+        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
+    )
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedAttention

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from models.megatron import sharding
 from models.megatron.batch import PackedBatch
+from models.megatron.gather import here, joined
 from models.megatron.logprob import logprob_and_entropy
 from models.megatron.mapping import Tensors, to_hf, to_megatron
 from models.megatron.model import Trunk
@@ -24,11 +27,16 @@ CriticKind = Literal["none", "shared", "separate"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a pass over one micro-batch gives; parts that were not asked for are None."""
+    """What a pass over one micro-batch gives, on ranks of the last stage; parts that were not asked for are None."""
 
     logprobs: torch.Tensor | None  # [reads] float32
     entropy: torch.Tensor | None  # [reads] float32
     values: torch.Tensor | None  # [tokens] float32, value of the state after each token
+
+    @property
+    def device(self) -> torch.device:
+        """Megatron's schedule asks where its losses go, for models with experts."""
+        return next(x for x in (self.logprobs, self.values) if x is not None).device
 
 
 @dataclass(frozen=True)
@@ -42,12 +50,20 @@ class Reads:
 class Networks:
     """Parts by name, in the order of their passes: `policy`, `critic` (a second trunk), `value_head`."""
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype, critic: CriticKind, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        critic: CriticKind,
+        device: torch.device,
+        sequence_parallel: bool = False,
+    ) -> None:
         self.shape, self.dtype, self.critic_kind, self.device = shape, dtype, critic, device
-        self.parts = {"policy": Part(Trunk(shape, dtype, device, with_output=True), dtype)}
-        trunk = self.parts["policy"]
+        make = functools.partial(Trunk, shape, dtype, device, sequence_parallel=sequence_parallel)
+        trunk = Part(make(with_output=True), dtype)
+        self.parts = {"policy": trunk}
         if critic == "separate":
-            trunk = self.parts["critic"] = Part(Trunk(shape, dtype, device, with_output=False), dtype)
+            trunk = self.parts["critic"] = Part(make(with_output=False), dtype)
         if critic != "none":
             head = ValueHead(trunk.module.config, device)
             self.parts["value_head"] = Part(head, torch.float32)
@@ -77,35 +93,49 @@ class Networks:
         for part in self.parts.values():
             part.reset_optimizer()
 
-    def policy_tensors(self) -> Tensors:
-        """The policy's weights under Hugging Face's names, without any part of the critic."""
-        return to_hf({name: p.detach() for name, p in self.parts["policy"].bare.named_parameters()}, self.shape)
+    def policy_tensors(self) -> Tensors | None:
+        """The policy's weights under Hugging Face's names, without any part of the critic; on the first rank only."""
+        whole = sharding.collect(sharding.named_parameters(self.parts["policy"].bare))
+        return None if whole is None else to_hf(whole, self.shape)
 
     def policy_pass(self, batch: PackedBatch, reads: Reads, temperature: float, frozen: bool = False) -> Outputs:
-        """Log-probs and entropy at `reads`, and values if the head is on this trunk. frozen: gradients stop at it."""
+        """Log-probs and entropy at `reads`, and values if the head is on this trunk.
+
+        frozen: gradients need not reach the trunk. In a pipeline they do, since each stage waits for the next one's.
+        """
         trunk, shared = self.parts["policy"].module, self.critic_kind == "shared"
 
         def read(hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]) -> Outputs:
-            logits = logits_of(hidden.index_select(0, reads.at))
+            at, which = here(batch, reads.at)
+            targets = reads.targets if which is None else reads.targets.index_select(0, which)
             group = trunk.module.pg_collection.tp
-            logprobs, entropy = logprob_and_entropy(logits, reads.targets, temperature, group)
+            seen = logprob_and_entropy(logits_of(hidden.index_select(0, at)), targets, temperature, group)
+            logprobs, entropy = (joined(x, which, len(reads.at)) for x in seen)
             with torch.set_grad_enabled(grad):
-                return Outputs(logprobs, entropy, self.parts["value_head"].module(hidden) if shared else None)
+                return Outputs(logprobs, entropy, self._values(batch, hidden) if shared else None)
 
-        grad = torch.is_grad_enabled()
-        with torch.set_grad_enabled(grad and not frozen):
+        grad, piped = torch.is_grad_enabled(), parallel_state.get_pipeline_model_parallel_world_size() > 1
+        with torch.set_grad_enabled(grad and not (frozen and not piped)):
             return trunk(batch, read)
 
     def critic_pass(self, batch: PackedBatch) -> Outputs:
         """Values from the separate critic."""
-        head = self.parts["value_head"].module
-        return self.parts["critic"].module(batch, lambda hidden, logits_of: Outputs(None, None, head(hidden)))
+        return self.parts["critic"].module(
+            batch, lambda hidden, logits_of: Outputs(None, None, self._values(batch, hidden))
+        )
+
+    def _values(self, batch: PackedBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens] float32, of the tokens of all context ranks."""
+        values = self.parts["value_head"].module(hidden)
+        return values if batch.split is None else joined(values, batch.split.own, batch.split.total)
 
 
 def run_schedule[Item](
     part: Part, items: list[Item], forward: Callable[[Item], tuple[Any, Callable[..., Any]]], forward_only: bool
 ) -> list[Any]:
     """Megatron's schedule over the micro-batches `items`; returns what the loss functions left, in order.
+
+    They are called on the last pipeline stage; other stages return an empty list.
 
     forward(item) -> (outputs, loss function). Training: loss function(outputs) -> (numerator, count, result), and the
     gradients end up divided by the sum of the counts over all micro-batches and data-parallel ranks. forward_only: loss
@@ -140,9 +170,11 @@ def read_policy(folder: Path) -> tuple[ModelShape, torch.dtype, Tensors]:
 
 def _copy_into(trunk: Trunk, weights: Tensors) -> None:
     with torch.no_grad():
-        for name, param in trunk.named_parameters():
-            param.copy_(weights[name])
+        for name, param in sharding.named_parameters(trunk).items():
+            param.copy_(sharding.own_part(name, weights[name]))
 
 
 def _finalize_with(head: torch.nn.Module, model: list[torch.nn.Module], *args: Any, **kwargs: Any) -> None:
-    finalize_model_grads([head, *model], *args, **kwargs)  # the trunk last: there it looks for tied embeddings
+    # Megatron looks for a tied embedding in the first stage's first module and in the last stage's last one.
+    modules = [head, *model] if parallel_state.is_pipeline_last_stage() else [*model, head]
+    finalize_model_grads(modules, *args, **kwargs)

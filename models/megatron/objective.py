@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from megatron.core import parallel_state
 
+from models.megatron import ranks
 from models.megatron.contract import NonFiniteLoss
 from models.megatron.micro import Lesson
 from models.megatron.networks import Outputs
@@ -46,7 +48,10 @@ class Measured:
 def grade(
     outputs: Outputs, lesson: Lesson, objective: Objective, non_loss_data: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, Measured] | Measured:
-    """(numerator of the loss, count that divides it, metrics); for `non_loss_data` the metrics alone."""
+    """(numerator of the loss, count that divides it, metrics); for `non_loss_data` the metrics alone.
+
+    Context ranks compute one and the same loss, and Megatron adds their counts up: only the first one counts.
+    """
     terms, scalars = _terms(outputs, lesson, objective)
     weights = {
         "loss/policy": 1.0,
@@ -60,17 +65,22 @@ def grade(
         learned = learned + weights[name] * numerator
         scalars |= {name: numerator.detach(), "count": count}
     measured = Measured(lesson, scalars, tuple(per_token.detach() for per_token in terms.values()))
-    return measured if non_loss_data else (learned, count.to(torch.int32), measured)
+    if non_loss_data:
+        return measured
+    counts = parallel_state.get_context_parallel_rank() == 0
+    return learned, (count if counts else torch.zeros_like(count)).to(torch.int32), measured
 
 
 def step_metrics(parts: Sequence[Measured], step: int) -> dict[str, float]:
     """Metrics of one optimizer step from its micro-batches: means over loss tokens, losses over the step's count.
 
-    Raises NonFiniteLoss, naming the rows, if a loss is NaN or infinite.
+    parts: this rank's; the metrics are of all ranks' and the same on each. Raises NonFiniteLoss on every rank, naming
+    the rows, if a loss is NaN or infinite anywhere.
     """
-    totals = _totals([part.scalars for part in parts])
+    totals = _totals(ranks.from_speakers(_to_host([part.scalars for part in parts])))
     if not all(math.isfinite(totals.get(name, 0.0)) for name in ("loss/policy", "loss/value", "loss/negative_entropy")):
-        raise NonFiniteLoss(step, sorted({row for part in parts for row in _sick_rows(part)}))
+        sick = ranks.from_speakers([row for part in parts for row in _sick_rows(part)])
+        raise NonFiniteLoss(step, sorted(set(sick)))
     tokens, count = totals.pop("tokens"), max(totals.pop("count"), 1.0)
     totals.pop("loss/negative_entropy", None)
     metrics = {"train/tokens": tokens}
@@ -122,13 +132,18 @@ def _policy_scalars(logprobs: torch.Tensor, entropy: torch.Tensor, lesson: Lesso
     }
 
 
-def _totals(scalars: Sequence[Scalars]) -> dict[str, float]:
-    """One copy to the host for all micro-batches and names."""
+def _to_host(scalars: Sequence[Scalars]) -> list[dict[str, float]]:
+    """One copy for all micro-batches and names."""
+    if not scalars:
+        return []
     names = list(scalars[0])
     rows = torch.stack([torch.stack([row[name] for name in names]) for row in scalars]).tolist()
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _totals(scalars: Sequence[dict[str, float]]) -> dict[str, float]:
     reduce = {"/min": min, "/max": max}
-    return {name: reduce.get(name[-4:], math.fsum)(column) for name, column in columns.items()}
+    return {name: reduce.get(name[-4:], math.fsum)([row[name] for row in scalars]) for name in scalars[0]}
 
 
 def _sick_rows(part: Measured) -> set[int]:

@@ -31,10 +31,13 @@ class Part:
     def reset_optimizer(self) -> None:
         """As new: masters equal to the weights, moments and step counters 0.
 
-        The moments are made here, not by the first step, so that a fresh part can be saved and loaded into.
+        The moments are made here, not by the first step, so that a fresh part can be saved and loaded into. A rank
+        that owns no element of a small part gets a state that belongs to none: Megatron asks each rank for its step.
         """
         self.optimizer.reload_model_params()
         self.steps = 0
+        if not any(group["params"] for group in self.optimizer.param_groups):
+            self.optimizer.state["no parameter"] = {"step": torch.zeros(())}
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 state = self.optimizer.state[param]

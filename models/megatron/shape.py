@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONFIG_FILE = "config.json"
-_FAMILIES = ("llama", "qwen2", "qwen3")
+_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,20 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture in every layer, whose router picks `active` of `total` experts for each token."""
+
+    total: int
+    active: int
+    normed: bool  # the picked ones' weights add up to 1
+
+
+@dataclass(frozen=True)
 class ModelShape:
-    family: str  # llama, qwen2 or qwen3
+    family: str  # llama, qwen2, qwen3 or qwen3_moe
     layers: int
     hidden: int
-    ffn: int
+    ffn: int  # of each expert, if there are any
     heads: int
     kv_heads: int
     head_dim: int
@@ -33,6 +42,7 @@ class ModelShape:
     norm_eps: float
     tied: bool  # the output head is the embedding
     rope: Rope
+    experts: Experts | None = None
 
     @property
     def qkv_bias(self) -> bool:
@@ -40,7 +50,7 @@ class ModelShape:
 
     @property
     def qk_norm(self) -> bool:
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "qwen3_moe")
 
     @classmethod
     def from_hf(cls, folder: Path) -> "ModelShape":
@@ -52,11 +62,12 @@ class ModelShape:
             raise ValueError(f"{path}: model_type {family!r}; supported are {', '.join(_FAMILIES)}")
         _refuse_variants(path, config)
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        experts = _experts(path, config) if family == "qwen3_moe" else None
         return cls(
             family=family,
             layers=config["num_hidden_layers"],
             hidden=hidden,
-            ffn=config["intermediate_size"],
+            ffn=config["moe_intermediate_size" if experts else "intermediate_size"],
             heads=heads,
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or hidden // heads,
@@ -65,6 +76,7 @@ class ModelShape:
             norm_eps=config["rms_norm_eps"],
             tied=config.get("tie_word_embeddings", False),
             rope=_rope(path, config),
+            experts=experts,
         )
 
 
@@ -76,6 +88,14 @@ def _refuse_variants(path: Path, config: dict) -> None:
             raise ValueError(f"{path}: {name} {config[name]!r} is not supported, only {value!r}")
     if "quantization_config" in config:
         raise ValueError(f"{path}: quantization_config: quantised weights cannot be trained; use the original model")
+
+
+def _experts(path: Path, config: dict) -> Experts:
+    """transformers 5 writes `num_local_experts`, older versions `num_experts`."""
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ValueError(f"{path}: mlp_only_layers, decoder_sparse_step: only models with experts in every layer")
+    total = config.get("num_local_experts") or config["num_experts"]
+    return Experts(total, config["num_experts_per_tok"], config.get("norm_topk_prob", False))
 
 
 def _rope(path: Path, config: dict) -> Rope:

@@ -4,6 +4,7 @@ Only the listed Megatron modules see it, through their own global name `torch`; 
 transformers and everything else in the process behave as before. On a machine with CUDA nothing is installed.
 """
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -20,9 +21,15 @@ _MODULES = (
     "megatron.core.optimizer.clip_grads",
     "megatron.core.optimizer.distrib_optimizer",
     "megatron.core.optimizer.optimizer",
+    "megatron.core.parallel_state",
+    "megatron.core.pipeline_parallel.p2p_communication",
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.dist_checkpointing.strategies.filesystem_async",
     "megatron.core.dist_checkpointing.strategies.state_dict_saver",
+    "megatron.core.tensor_parallel.layers",
+    "megatron.core.tensor_parallel.mappings",
+    "megatron.core.transformer.moe.router",
+    "megatron.core.transformer.moe.token_dispatcher",
     "megatron.core.utils",
 )
 _FACTORIES = ("empty", "full", "ones", "tensor", "zeros")
@@ -30,9 +37,14 @@ _CPU = torch.device("cpu")
 
 
 class _IdleStream:
-    """The stream of a device that runs everything in order."""
+    """The stream of a device that runs everything in order, and any event of it."""
 
+    def __init__(self, device: object = None) -> None: ...
     def wait_stream(self, stream: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def record_event(self) -> "_IdleStream":
+        return self
+
     def wait_event(self, event: object) -> None: ...
 
 
@@ -42,7 +54,8 @@ class _CpuCuda(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("torch.cuda")
         self.current_device = lambda: _CPU
-        self.current_stream = lambda device=None: _IdleStream()
+        self.Stream = self.current_stream = _IdleStream
+        self.stream = lambda stream: contextlib.nullcontext()
         self.synchronize = lambda device=None: None
 
     def __getattr__(self, name: str) -> object:

@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from data.config import LayoutConfig
 from models.megatron import course, ranks, state
 from models.megatron.contract import Replayed, Setup, TrainBatch, TrainOptions
 from models.megatron.course import Course, Metrics, optimizer_step
+from models.megatron.fit import require_fit
 from models.megatron.micro import check_batch, check_streams, prepare, prepare_lesson
 from models.megatron.networks import Networks, read_policy
 from models.megatron.replay import replay
 from models.megatron.shape import CONFIG_FILE, ModelShape
+from models.megatron.shares import Shares
 from models.weights import require_digest, tensors_digest, write_tensors
 from ops.ragged import Ragged
 
@@ -20,17 +23,26 @@ Plan = list[list[np.ndarray]]  # [optimizer step][micro-batch] -> row numbers; a
 
 
 class Trainer:
-    """A warm cache of one training state: results depend only on what it was brought to and on the calls since."""
+    """A warm cache of one training state: results depend only on what it was brought to and on the calls since.
 
-    def __init__(self, rank: int, world: int, rendezvous: str, threads: int) -> None:
+    With several ranks each call is made on all of them, with equal arguments, or none returns.
+    """
+
+    def __init__(self, rank: int, world: int, rendezvous: str, threads: int, layout: LayoutConfig) -> None:
         """Joins the training world (see ranks.join); holds nothing yet."""
-        self._device = ranks.join(rank, world, rendezvous, threads)
+        self._device = ranks.join(rank, world, rendezvous, threads, layout)
+        self._layout, self._shares = layout, Shares.of_this_rank(layout.sequence_parallel)
         self._networks: Networks | None = None
         self._setup: Setup | None = None
         self._config = b""  # the model's config.json, as it came
         self._policy_digest: str | None = None  # while it holds a policy that was not trained on
         self._state_digest: str | None = None  # None: not computed since the last change
         gc.freeze()  # Megatron collects garbage in every save: spare it the libraries' million objects
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes results; the others take part and have none."""
+        return ranks.is_first()
 
     @property
     def digest(self) -> str | None:
@@ -45,7 +57,7 @@ class Trainer:
         """Weights from a Hugging Face folder, fresh optimizers, zero value head. Nothing to do if it holds just that.
 
         Raises WeightsMismatch unless the folder's tensors have that digest (models.weights.tensors_digest), and
-        ValueError for a model that has no place here.
+        ValueError for a model that has no place here or does not fit the layout.
         """
         if self._policy_digest == digest and self._fits(setup):
             self._setup = setup
@@ -85,9 +97,10 @@ class Trainer:
         micro_batches: list[np.ndarray],
         temperature: float,
         values: bool,
-    ) -> Replayed:
+    ) -> Replayed | None:
         """What the present weights say of the action tokens of the rows in `micro_batches`. Changes nothing.
 
+        The first rank returns it, the others None.
         Raises ValueError if values are asked for and there is no critic, before any forward pass.
         """
         networks = self._held()
@@ -95,7 +108,7 @@ class Trainer:
             raise ValueError("values asked of critic.kind 'none'; set critic.kind, or replay without values")
         _check_temperature(temperature)
         check_streams(streams, action_mask)
-        micros = [prepare(streams, action_mask, rows, self._device) for rows in micro_batches]
+        micros = [prepare(streams, action_mask, rows, self._device, self._shares) for rows in micro_batches]
         return replay(networks, streams, micros, temperature, values)
 
     def train(self, batch: TrainBatch, plan: Plan, options: TrainOptions) -> list[Metrics]:
@@ -118,15 +131,23 @@ class Trainer:
         return [{new: step[old] for old, new in names.items()} for step in metrics]
 
     def export_policy(self, folder: Path) -> str:
-        """Writes model.safetensors and config.json, without any part of the critic; returns the tensors' digest."""
-        digest = write_tensors(folder, self._held().policy_tensors())
-        (Path(folder) / CONFIG_FILE).write_bytes(self._config)
-        return digest
+        """Writes model.safetensors and config.json, without any part of the critic; returns the tensors' digest.
+
+        The first rank writes, into its `folder`; the others' is not touched.
+        """
+        tensors, digest = self._held().policy_tensors(), ""
+        if tensors is not None:
+            digest = write_tensors(folder, tensors)
+            (Path(folder) / CONFIG_FILE).write_bytes(self._config)
+        return ranks.told_by_first(digest)
 
     def save_state(self, folder: Path) -> str:
-        """Writes the full training state into the empty or missing `folder`; returns its digest."""
+        """Writes the full training state into the empty or missing `folder`; returns its digest.
+
+        All ranks write into the first rank's `folder`, so they must share a file system.
+        """
         networks = self._held()
-        state.save(networks, self._config, folder)
+        state.save(networks, self._config, ranks.told_by_first(Path(folder)))
         if self._state_digest is None:
             self._state_digest = state.digest(networks)
         return self._state_digest
@@ -135,8 +156,9 @@ class Trainer:
         self._policy_digest = self._state_digest = None
         metrics = []
         for number, step in enumerate(plan):
-            lessons = [prepare_lesson(batch, rows, self._device) for rows in step]
-            metrics.append(optimizer_step(self._held(), self._setup, lessons_of, lessons, number))
+            lessons = [prepare_lesson(batch, rows, self._device, self._shares) for rows in step]
+            members = sorted(int(row) for rows in step for row in rows)
+            metrics.append(optimizer_step(self._held(), self._setup, lessons_of, lessons, number, members))
         return metrics
 
     def _held(self) -> Networks:
@@ -150,12 +172,13 @@ class Trainer:
 
     def _emptied(self, shape: ModelShape, dtype: torch.dtype, setup: Setup) -> Networks:
         """Networks to load into, the present ones if they are alike. Until `_hold` the trainer holds nothing."""
+        require_fit(shape, self._layout)
         networks, self._networks = self._networks, None
         self._policy_digest = self._state_digest = None
         if networks is not None and networks.is_like(shape, dtype, setup.critic.kind):
             return networks
         del networks  # before the new ones take their memory
-        return Networks(shape, dtype, setup.critic.kind, self._device)
+        return Networks(shape, dtype, setup.critic.kind, self._device, self._layout.sequence_parallel)
 
     def _hold(self, networks: Networks, folder: Path, setup: Setup) -> None:
         self._networks, self._setup = networks, setup

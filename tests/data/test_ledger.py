@@ -196,7 +196,7 @@ def test_a_broken_table_is_refused_before_anything_is_written(
 def test_the_steps_own_seconds(ledger: Ledger, request_of: Build):
     attempt = ledger.writer(ledger.at(0, "publish"), request_of())
     attempt.started -= 5.0
-    assert 5.0 <= attempt.commit().seconds < 6.0
+    assert attempt.commit().seconds >= 5.0
     assert ledger.writer(ledger.at(1, "publish"), request_of()).commit(seconds=2.5).seconds == 2.5
 
 

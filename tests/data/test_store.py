@@ -91,7 +91,7 @@ def test_an_unknown_protocol_is_named():
 def test_a_file_in_the_way_of_the_store(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     store = Store(str(tmp_path / "file" / "store"))
-    with pytest.raises(StoreError, match=r"file/store: .* cannot be written .*no file may be where a folder must"):
+    with pytest.raises(StoreError, match=r"file/store: .* cannot be written .*no file is where a folder must"):
         store.check_writable()
     with pytest.raises(StoreError):
         put(store, "a/f", b"x")

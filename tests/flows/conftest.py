@@ -5,11 +5,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from data.ledger import Ledger
+from data.manifest import Manifest
+from data.store import Store
 
 ROOT = Path(__file__).parents[2]
 SORT = ROOT / "flows" / "configs" / "sort.toml"
@@ -31,6 +35,10 @@ class Desk:
 
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    def away(self, tracking_uri: str) -> "Desk":
+        """The same folder, with MLflow elsewhere."""
+        return replace(self, variables={**self.variables, "MLFLOW_TRACKING_URI": tracking_uri})
 
     def command(self, *arguments: str) -> list[str]:
         return [str(Path(sys.executable).parent / "rollbook"), *arguments]
@@ -57,6 +65,16 @@ class Desk:
 
     def run(self, *overrides: str, code: int = 0) -> str:
         return self.rollbook(*self.small(*overrides), code=code)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(Store(f"file://{self.folder}/.rollbook/store"), "small")
+
+    def manifest(self, iteration: int, step: str) -> Manifest:
+        """What the small run has on record of a step. Fails if that is nothing."""
+        found = self.ledger.find(self.ledger.at(iteration, step))
+        assert found is not None, (iteration, step)
+        return found
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.rollbook(*arguments, "--json"))

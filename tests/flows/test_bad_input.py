@@ -119,7 +119,7 @@ def test_taken_port(fresh: Any) -> None:
 
 
 def test_loss_that_is_not_finite_stops_the_run(fresh: Any) -> None:
-    """Rewards of 3e38 overflow the squared error of the value loss: stopped before any weight moved, none on record."""
+    """Rewards of 3e38 overflow the squared error of the value loss: stopped before any weight moved."""
     (fresh.folder / "huge.py").write_text("def score(response, metadata):\n    return 3e38\n")
     sick = [f"reward.scorer={fresh.folder / 'huge.py'}:score", "advantage.whiten=false", "run=sick"]
     said = fresh.run(*sick, "warm_start.steps=0", "evaluate.problems=0", code=1)

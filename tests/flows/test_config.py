@@ -94,11 +94,23 @@ def test_missing_file_and_broken_toml(tmp_path: Path) -> None:
 
 def test_execution_fields_are_not_semantic() -> None:
     """micro_tokens, threads and store say how to run; lr and lambda change the result."""
-    base, other = load(SORT), load(SORT, ["train.micro_tokens=99", "resources.threads=7", "resources.store=memory://x"])
+    other = load(
+        SORT, ["train.micro_tokens=99", "resources.threads=7", "resources.store=memory://x", "layout.tensor=2"]
+    )
+    base = load(SORT)
     assert base.semantic() == other.semantic()
     assert base.semantic() != load(SORT, ["train.optimizer.lr=1e-5"]).semantic()
     assert "micro_tokens" not in base.semantic()["train"]
-    assert base.semantic()["resources"] == {}
+    assert base.semantic()["resources"] == {} and "layout" not in base.semantic()
+
+
+def test_layout() -> None:
+    """2 · 3 · 1 · 4 ranks; activations can be shared among several tensor ranks only."""
+    assert load(SORT, ["layout.tensor=2", "layout.pipeline=3", "layout.data=4"]).layout.ranks == 24
+    with pytest.raises(ConfigError, match=r"layout: sequence_parallel = true with tensor = 1"):
+        load(SORT, ["layout.sequence_parallel=true"])
+    with pytest.raises(ConfigError, match=r"layout\.tensro: unknown key; did you mean 'layout\.tensor'"):
+        load(SORT, ["layout.tensro=2"])
 
 
 def test_names_in_config_are_those_of_ops() -> None:

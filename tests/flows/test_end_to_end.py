@@ -10,24 +10,10 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from data.ledger import Ledger
-from data.manifest import Manifest
-from data.store import Store
 from data.tables import read_table
 from ops.ragged import from_arrow
 
 STEPS = ["generate", "score", "replay", "advantages", "train", "publish"]
-
-
-def ledger_of(desk: Any) -> Ledger:
-    return Ledger(Store(f"file://{desk.folder}/.rollbook/store"), "small")
-
-
-def step(desk: Any, iteration: int, name: str) -> Manifest:
-    ledger = ledger_of(desk)
-    found = ledger.find(ledger.at(iteration, name))
-    assert found is not None
-    return found
 
 
 def test_output_tells_progress_result_and_where_to_look(finished: tuple[Any, str]) -> None:
@@ -42,8 +28,8 @@ def test_output_tells_progress_result_and_where_to_look(finished: tuple[Any, str
 def test_every_step_is_on_record_with_its_lineage(finished: tuple[Any, str]) -> None:
     desk, _ = finished
     for k in range(3):
-        made = {name: step(desk, k, name) for name in STEPS}
-        before = step(desk, k - 1, "publish") if k else None
+        made = {name: desk.manifest(k, name) for name in STEPS}
+        before = desk.manifest(k - 1, "publish") if k else None
         assert made["score"].inputs == {"rollouts": made["generate"].content_digest}
         assert made["train"].inputs["advantages"] == made["advantages"].content_digest
         assert made["publish"].inputs["state"] == made["train"].content_digest
@@ -52,7 +38,7 @@ def test_every_step_is_on_record_with_its_lineage(finished: tuple[Any, str]) -> 
         # 32 prompts an iteration; 2 epochs of 2 mini-batches: 4 optimizer updates.
         assert made["generate"].facts["cursor"] == {"start": 32 * k, "end": 32 * (k + 1)}
         assert made["publish"].policy_version == 4 * (k + 1)
-        versions = {turn["policy_version"] for row in read_table(ledger_of(desk).store, made["generate"], ["turns"])
+        versions = {turn["policy_version"] for row in read_table(desk.ledger.store, made["generate"], ["turns"])
                     ["turns"].to_pylist() for turn in row if turn["is_generated"]}  # fmt: skip
         assert versions == {4 * k}
 
@@ -61,11 +47,11 @@ def test_c07_mask_counts_sampled_tokens_and_trainer_agrees_with_engine(finished:
     """Sum of action_mask = tokens the engine sampled; at those, |trainer's log-prob - engine's| <= 1e-4 in fp32."""
     desk, _ = finished
     for k in range(3):
-        rollouts = read_table(ledger_of(desk).store, step(desk, k, "generate"))
-        replays = read_table(ledger_of(desk).store, step(desk, k, "replay"))
+        rollouts = read_table(desk.ledger.store, desk.manifest(k, "generate"))
+        replays = read_table(desk.ledger.store, desk.manifest(k, "replay"))
         mask = from_arrow(rollouts["action_mask"], "action_mask").values
         spoken = sum(t["length"] for row in rollouts["turns"].to_pylist() for t in row if t["is_generated"])
-        assert mask.sum() == spoken == step(desk, k, "generate").metrics["generate/tokens"]
+        assert mask.sum() == spoken == desk.manifest(k, "generate").metrics["generate/tokens"]
         engine = from_arrow(rollouts["rollout_logprobs"], "rollout_logprobs").values
         trainer = from_arrow(replays["old_logprobs"], "old_logprobs").values
         assert np.abs(engine - trainer)[mask].max() <= 1e-4
@@ -76,7 +62,7 @@ def test_first_mini_batch_has_ratio_one(finished: tuple[Any, str]) -> None:
     """Old log-probs come from replay in training's own micro-batches: exactly 1, not nearly."""
     desk, _ = finished
     for k in range(3):
-        updates = step(desk, k, "train").facts["updates"]
+        updates = desk.manifest(k, "train").facts["updates"]
         assert len(updates) == 4
         assert updates[0]["ratio/min"] == updates[0]["ratio/max"] == 1.0
         assert updates[1]["ratio/max"] > 1.0
@@ -85,7 +71,7 @@ def test_first_mini_batch_has_ratio_one(finished: tuple[Any, str]) -> None:
 def test_lr_follows_its_warm_up(finished: tuple[Any, str]) -> None:
     """2e-4 after 20 steps of linear warm-up, 4 steps an iteration: step s (from 0) has lr 2e-4 (s + 1) / 20."""
     desk, _ = finished
-    lrs = [u["lr"] for k in range(3) for u in step(desk, k, "train").facts["updates"]]
+    lrs = [u["lr"] for k in range(3) for u in desk.manifest(k, "train").facts["updates"]]
     assert lrs == pytest.approx([2e-4 * (s + 1) / 20 for s in range(12)])
 
 
@@ -93,7 +79,7 @@ def test_trajectories_repeat_no_prompt_and_none_is_held_out(finished: tuple[Any,
     desk, _ = finished
 
     def prompts(iteration: int, name: str) -> list[str]:
-        table = read_table(ledger_of(desk).store, step(desk, iteration, name), ["messages"])
+        table = read_table(desk.ledger.store, desk.manifest(iteration, name), ["messages"])
         return [json.loads(m)[-2]["content"] for m in table["messages"].to_pylist()]
 
     trained = [p for k in range(3) for p in prompts(k, "generate")]
@@ -109,7 +95,7 @@ def test_tables_are_small_arguments(finished: tuple[Any, str]) -> None:
     desk, _ = finished
     from data.request import Request
 
-    inputs = {name: step(desk, 2, name) for name in ("generate", "replay", "advantages", "train")}
+    inputs = {name: desk.manifest(2, name) for name in ("generate", "replay", "advantages", "train")}
     assert len(pickle.dumps(Request(step="train", step_version=1, kind="state", inputs=inputs))) < 64 * 1024
 
 
@@ -119,9 +105,9 @@ def test_show_and_ls(finished: tuple[Any, str]) -> None:
     assert shown["run"] == "small" and [i["iteration"] for i in shown["iterations"]] == [0, 1, 2]
     for when, iteration in (("before", 0), ("after", 3)):
         for decoding in ("sampled", "greedy"):
-            recorded = step(desk, iteration, f"score_{decoding}").metrics["reward/mean"]
+            recorded = desk.manifest(iteration, f"score_{decoding}").metrics["reward/mean"]
             assert shown["held_out"][when][decoding] == recorded
-    assert shown["iterations"][1]["seconds"]["train"] == step(desk, 1, "train").seconds
+    assert shown["iterations"][1]["seconds"]["train"] == desk.manifest(1, "train").seconds
     runs = desk.json("ls")["runs"]
     assert [(r["run"], r["iterations"], r["status"]) for r in runs] == [("small", 3, "complete")]
 
@@ -147,10 +133,10 @@ def test_mlflow_has_runs_metrics_inputs_manifests_and_versions(finished: tuple[A
     assert parent.data.params["train.optimizer.lr"] == "0.0002"
     for k, run in nested.items():
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert run.data.metrics["reward/mean"] == step(desk, k, "score").metrics["reward/mean"]
+        assert run.data.metrics["reward/mean"] == desk.manifest(k, "score").metrics["reward/mean"]
         digests = {d.dataset.name: d.dataset.digest for d in run.inputs.dataset_inputs}
         tables = {"rollouts": "generate", "rewards": "score", "replays": "replay", "advantages": "advantages"}
-        assert digests == {f"{kind}-{k}": step(desk, k, s).content_digest[:36] for kind, s in tables.items()}
+        assert digests == {f"{kind}-{k}": desk.manifest(k, s).content_digest[:36] for kind, s in tables.items()}
         manifests = {Path(f.path).stem for f in client.list_artifacts(run.info.run_id, "manifests")}
         assert set(STEPS) <= manifests
         text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/preview.md")
@@ -159,7 +145,7 @@ def test_mlflow_has_runs_metrics_inputs_manifests_and_versions(finished: tuple[A
     assert [p.step for p in rewards] == [0, 1, 2]
     versions = client.search_model_versions("name = 'small'")
     assert {(v.tags["iteration"], v.tags["policy_version"], v.tags["digest"]) for v in versions} == {
-        (str(k), str(4 * (k + 1)), step(desk, k, "publish").content_digest) for k in range(3)
+        (str(k), str(4 * (k + 1)), desk.manifest(k, "publish").content_digest) for k in range(3)
     }
     held_out = client.get_metric_history(parent.info.run_id, "held_out/sampled")
     assert [p.step for p in held_out] == [0, 3]
@@ -194,6 +180,20 @@ def test_dry_run_of_a_longer_run_says_what_would_run(finished: tuple[Any, str]) 
     said = desk.rollbook(*desk.small("iterations=4"), "--dry-run")
     lines = [line.split() for line in said.splitlines() if line.strip().startswith("3 ")]
     assert [line[1] for line in lines if "would" in line][:2] == ["generate", "score"]
+
+
+def test_export_model_is_the_published_policy(finished: tuple[Any, str]) -> None:
+    from models.weights import read_tensors, tensors_digest
+
+    desk, _ = finished
+    for iteration, arguments in ((2, ()), (0, ("--iteration", "0"))):
+        folder = desk.folder / f"exported-{iteration}"
+        assert f"policy {4 * (iteration + 1)} of small" in desk.rollbook(
+            "export-model", "small", str(folder), *arguments
+        )
+        assert tensors_digest(read_tensors(folder)) == desk.manifest(iteration, "publish").content_digest
+        assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= {file.name for file in folder.iterdir()}
+    assert "nothing is overwritten" in desk.rollbook("export-model", "small", str(folder), code=1)
 
 
 def test_other_settings_under_the_same_name_are_refused(finished: tuple[Any, str]) -> None:

@@ -1,7 +1,6 @@
 """kill -9 of the whole run in the middle of `train`, then the same command: nothing repeated, nothing lost (C21)."""
 
-import os
-import signal
+import contextlib
 import subprocess
 import sys
 import time
@@ -11,22 +10,7 @@ from typing import Any
 
 import psutil
 
-from data.ledger import Ledger
-from data.manifest import Manifest
-from data.store import Store
-
 KILLED_IN = 1  # iteration
-
-
-def ledger_of(desk: Any) -> Ledger:
-    return Ledger(Store(f"file://{desk.folder}/.rollbook/store"), "small")
-
-
-def made(desk: Any, iteration: int, step: str) -> Manifest:
-    ledger = ledger_of(desk)
-    found = ledger.find(ledger.at(iteration, step))
-    assert found is not None
-    return found
 
 
 def kill_in_train(desk: Any) -> list[psutil.Process]:
@@ -39,19 +23,23 @@ def kill_in_train(desk: Any) -> list[psutil.Process]:
         stderr=subprocess.STDOUT,
     )
     folder = desk.folder / f".rollbook/store/small/{KILLED_IN:06d}"
-    deadline = time.monotonic() + 400
-    while not (folder / "advantages/manifest.json").exists():
-        assert driver.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
-    time.sleep(0.03)  # into the optimizer steps
-    family = psutil.Process(driver.pid).children(recursive=True)
-    os.kill(driver.pid, signal.SIGKILL)
-    for process in family:
-        if process.is_running():
+    wait_for(folder / "generate/manifest.json", driver)
+    family = psutil.Process(driver.pid).children(recursive=True)  # takes a while: not when it matters
+    wait_for(folder / "advantages/manifest.json", driver)
+    time.sleep(0.02)  # into the optimizer steps
+    for process in [psutil.Process(driver.pid), *family]:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     driver.wait()
     assert not (folder / "train/manifest.json").exists(), "the kill came too late to test anything"
     return family
+
+
+def wait_for(file: Path, driver: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 400
+    while not file.exists():
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_c21_killed_run_ends_as_the_undisturbed_one(desk: Callable[[str], Any], finished: tuple[Any, str]) -> None:
@@ -69,10 +57,10 @@ def test_c21_killed_run_ends_as_the_undisturbed_one(desk: Callable[[str], Any], 
 
     for k in range(3):
         for step in ("generate", "score", "replay", "advantages", "train", "publish"):
-            assert made(killed, k, step).content_digest == made(twin, k, step).content_digest, (k, step)
-            assert made(killed, k, step).key == made(twin, k, step).key
-        assert made(killed, k, "generate").facts["cursor"] == made(twin, k, "generate").facts["cursor"]
-        assert made(killed, k, "train").facts["updates"] == made(twin, k, "train").facts["updates"]
+            assert killed.manifest(k, step).content_digest == twin.manifest(k, step).content_digest, (k, step)
+            assert killed.manifest(k, step).key == twin.manifest(k, step).key
+        assert killed.manifest(k, "generate").facts["cursor"] == twin.manifest(k, "generate").facts["cursor"]
+        assert killed.manifest(k, "train").facts["updates"] == twin.manifest(k, "train").facts["updates"]
     assert killed.json("show", "small")["held_out"] == twin.json("show", "small")["held_out"]
 
 

@@ -38,6 +38,15 @@ def die(counter: Counter) -> None:
     os._exit(9)
 
 
+def fail_on_the_last(counter: Counter) -> int:
+    """Rank 0 waits for the rank that fails, as in a collective."""
+    rank, world, *_ = counter.args
+    if rank == world - 1:
+        raise ValueError("the last rank fails")
+    time.sleep(60)
+    return os.getpid()
+
+
 def broken() -> None:
     raise ImportError("no such engine")
 
@@ -52,6 +61,18 @@ def test_gang_gives_its_ranks_one_meeting_place(fleet: Fleet) -> None:
     _, (rank, world, rendezvous, extra), _ = fleet.run(Role("gang", Counter, ("x",), ranks=1), count, 1)
     assert (rank, world, extra) == (0, 1, "x")
     assert str(rendezvous).startswith("tcp://") and int(str(rendezvous).rsplit(":", 1)[1]) > 0
+
+
+def test_rank_that_fails_takes_its_gang_with_it(fleet: Fleet) -> None:
+    """More ranks than this machine has CPUs; the others must not keep waiting, and the next call finds fresh ones."""
+    role = Role("crowd", Counter, ranks=1 + (os.cpu_count() or 1))
+    _, (rank, world, *_), pid = fleet.run(role, count, 1)
+    assert (rank, world) == (0, role.ranks)
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="the last rank fails"):
+        fleet.run(role, fail_on_the_last)
+    calls, _, other = fleet.run(role, count, 1)
+    assert calls == 1 and other != pid and time.monotonic() - started < 50
 
 
 def test_what_a_body_raises_arrives_as_itself_with_its_traceback(fleet: Fleet) -> None:

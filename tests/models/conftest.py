@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.config import CriticConfig, OptimizerConfig
+from data.config import CriticConfig, LayoutConfig, OptimizerConfig
 from models.megatron.contract import Setup, TrainBatch
 from ops.ragged import Ragged, from_rows
 
@@ -28,20 +28,20 @@ def rendezvous() -> Callable[[], str]:
 
 
 @pytest.fixture(scope="session")
-def world(rendezvous: Callable[[], str]) -> tuple[int, int, str, int]:
+def world(rendezvous: Callable[[], str]) -> tuple[int, int, str, int, LayoutConfig]:
     """The arguments of the session's one training world; its shim is installed before any model is loaded."""
-    return 0, 1, rendezvous(), 1
+    return 0, 1, rendezvous(), 1, LayoutConfig()
 
 
 @pytest.fixture(scope="session")
-def device(world: tuple[int, int, str, int]) -> torch.device:
+def device(world: tuple[int, int, str, int, LayoutConfig]) -> torch.device:
     from models.megatron import ranks
 
     return ranks.join(*world)
 
 
 @pytest.fixture
-def trainer(world: tuple[int, int, str, int]):
+def trainer(world: tuple[int, int, str, int, LayoutConfig]):
     """A trainer that holds nothing yet."""
     from models.megatron.trainer import Trainer
 
@@ -51,12 +51,22 @@ def trainer(world: tuple[int, int, str, int]):
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """make_model(family, tied=…, seed=…, dtype=…, **config) -> a tiny model's folder, written by transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
 
     kinds = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     }
 
     def make(family: str = "qwen3", *, tied: bool = True, seed: int = 0, dtype=torch.float32, **more: object) -> Path:
@@ -70,7 +80,9 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
             "max_position_embeddings": 256,
             "tie_word_embeddings": tied,
         }
-        if family == "qwen3":
+        if family == "qwen3_moe":
+            sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True}
+        if family.startswith("qwen3"):
             sizes["head_dim"] = 16  # not hidden / heads
         config_class, model_class = kinds[family]
         torch.manual_seed(seed)

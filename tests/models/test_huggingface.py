@@ -82,7 +82,8 @@ def test_a_stored_tied_head_counts_once(copy):
         (
             {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
             r"architecture 'MixtralForCausalLM' with model_type 'mixtral' is not supported; use one of "
-            r"Qwen2.5 \(Qwen2ForCausalLM\), Qwen3 \(Qwen3ForCausalLM\), Llama \(LlamaForCausalLM\)",
+            r"Qwen2.5 \(Qwen2ForCausalLM\), Qwen3 \(Qwen3ForCausalLM\), Qwen3-MoE \(Qwen3MoeForCausalLM\), "
+            r"Llama \(LlamaForCausalLM\)",
         ),
         ({"architectures": None, "model_type": "gpt2"}, "architecture 'gpt2' with model_type 'gpt2' is not supported"),
         ({"model_type": "llama"}, "architecture 'Qwen3ForCausalLM' with model_type 'llama' is not supported"),

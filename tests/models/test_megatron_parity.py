@@ -23,6 +23,7 @@ LLAMA3 = {
 }
 MODELS = [(family, tied, {}) for family in ("qwen3", "qwen2", "llama") for tied in (True, False)]
 MODELS += [("llama", True, {"rope_parameters": LLAMA3}), ("qwen3", True, {"num_key_value_heads": 4, "head_dim": 8})]
+MODELS += [("qwen3_moe", False, {}), ("qwen3_moe", True, {"norm_topk_prob": False})]
 
 
 @pytest.mark.parametrize(("family", "tied", "more"), MODELS)

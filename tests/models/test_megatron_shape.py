@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from models.megatron.shape import ModelShape, Rope
+from models.megatron.shape import Experts, ModelShape, Rope
 
 QWEN2 = {  # Qwen2.5-0.5B's numbers
     "model_type": "qwen2",
@@ -44,6 +44,14 @@ def test_an_explicit_head_dim_and_missing_optional_fields(tmp_path: Path) -> Non
     assert shape.qk_norm and not shape.qkv_bias
 
 
+@pytest.mark.parametrize("field", ["num_experts", "num_local_experts"])  # Qwen's files, transformers 5
+def test_a_mixture_of_experts(tmp_path: Path, field: str) -> None:
+    """The width is that of an expert."""
+    mixture = {field: 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
+    shape = ModelShape.from_hf(write(tmp_path, model_type="qwen3_moe", **mixture))
+    assert (shape.experts, shape.ffn, shape.qk_norm) == (Experts(128, 8, True), 768, True)
+
+
 @pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])  # transformers 5, transformers 4
 def test_llama3_frequency_scaling(tmp_path: Path, field: str) -> None:
     scaling = {
@@ -65,6 +73,8 @@ def test_llama3_frequency_scaling(tmp_path: Path, field: str) -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}, "mlp_only_layers"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 2}, "decoder_sparse_step"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.config import TrainConfig
+from data.config import LayoutConfig, TrainConfig
 from models.megatron.contract import TrainBatch, TrainOptions
 from models.weights import WeightsMismatch
 
@@ -51,10 +51,11 @@ def test_a_resumed_trainer_continues_bit_for_bit(
 SCRIPT = """
 import pickle, sys
 from pathlib import Path
+from data.config import LayoutConfig
 from models.megatron.trainer import Trainer
 rendezvous, state, digest, pickled = sys.argv[1:]
 setup, batch, plan, how = pickle.loads(Path(pickled).read_bytes())
-trainer = Trainer(0, 1, rendezvous, 1)
+trainer = Trainer(0, 1, rendezvous, 1, LayoutConfig())
 trainer.bring_to_state(Path(state), digest, setup)
 trainer.train(batch, plan, how)
 print("digest", trainer.digest)
@@ -170,7 +171,7 @@ def test_saving_is_fast_and_starts_no_process(
 def test_a_second_world_in_one_process_is_refused(device, rendezvous) -> None:
     from models.megatron import ranks
 
-    with pytest.raises(ValueError, match="rank 0 of world 2: only one"):
-        ranks.join(0, 2, rendezvous(), 1)
+    with pytest.raises(ValueError, match="rank 0 of world 2: this layout has 1 ranks"):
+        ranks.join(0, 2, rendezvous(), 1, LayoutConfig())
     with pytest.raises(ValueError, match="in a training world already"):
-        ranks.join(0, 1, rendezvous(), 1)
+        ranks.join(0, 1, rendezvous(), 1, LayoutConfig())

@@ -109,6 +109,16 @@ def test_three_steps_equal_transformers_with_adamw(
         assert torch.allclose(tensor, reference.model.state_dict()[name], atol=2e-5), name
 
 
+def test_experts_learn_as_in_transformers(trainer, make_model, digest_of, make_setup, eight: TrainBatch) -> None:
+    """Gradient norms of three steps: the later ones are those of weights, router's included, that moved alike."""
+    folder, setup = make_model("qwen3_moe"), make_setup("shared", eps=1e-3)
+    trainer.bring_to_policy(folder, digest_of(folder), setup)
+    reference = Reference(folder, setup)
+    plan = [[np.array([0, 1, 2]), np.array([3])], [np.array([4, 5, 6, 7])], EVERYTHING]
+    norms = [reference.step(eight, np.concatenate(rows), options()) for rows in plan]
+    assert [step["grad_norm"] for step in trainer.train(eight, plan, options())] == pytest.approx(norms, rel=2e-4)
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("kind", ["shared", "separate"])
 def test_c15_the_gradient_does_not_depend_on_the_micro_batches(
