@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.digest import TableDigest, file_digest, json_digest, table_digest
@@ -140,6 +140,7 @@ def test_a_type_without_canonical_form_is_refused_by_name():
 slots = st.one_of(st.none(), st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0, NAN])), max_size=3))
 
 
+@settings(deadline=None)
 @given(st.lists(slots, max_size=6), st.lists(slots, max_size=6), st.lists(st.integers(0, 6), max_size=4))
 def test_equal_digests_mean_equal_rows(left: list, right: list, cuts: list[int]):
     edges = [0, *sorted(min(cut, len(left)) for cut in cuts), len(left)]
