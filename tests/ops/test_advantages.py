@@ -195,7 +195,7 @@ def test_options_mirror_the_config():
     ("name", "change", "says"),
     [
         ("grupo", {}, "estimator 'grupo'.*did you mean 'group'"),
-        ("zzz", {}, "estimator 'zzz': it must be one of gae, group, group_center, global$"),
+        ("zzz", {}, f"estimator 'zzz': it must be one of {', '.join(ESTIMATORS)}$"),
         ("gae", {"values": None}, "values: missing"),
         ("gae", {"rewards": np.zeros(3)}, "rewards: 3 rows for 4 trajectories"),
         ("group", {"truncated": np.zeros(5, bool)}, "truncated: 5 rows"),
