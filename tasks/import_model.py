@@ -37,6 +37,7 @@ def require_layout(path: str, layout: LayoutConfig) -> None:
     """
     folder = Path(path).expanduser()
     if path != TOY and (folder / "config.json").is_file():
+        read_config(folder)  # names the families, if this is none of them
         require_fit(ModelShape.from_hf(folder), layout)
 
 
