@@ -140,6 +140,12 @@ class TrainConfig(Section):
     mini_batch: Positive = Field(64, description="trajectories in one optimizer step")
     old_logp_source: Literal["replay", "rollout"] = "replay"
     optimizer: OptimizerConfig = OptimizerConfig()
+    max_kl: float | None = execution(
+        1.0, gt=0.0, description="stop if an optimizer step starts further than this from the old policy, nats a token"
+    )
+    max_ratio: float | None = execution(
+        None, gt=1.0, description="stop if a token is this many times likelier, or less likely, than when it was sampled"
+    )
     micro_tokens: Positive = execution(4096, description="most tokens in one micro-batch, over all data-parallel ranks")
 
 

@@ -46,15 +46,20 @@ class Replayed:
     bootstrap_values: np.ndarray | None  # [rows] float32, value of the state after the row's last token
 
 
-class NonFiniteLoss(RuntimeError):
-    """A loss or gradient that is NaN or infinite. Raised before any weight of that optimizer step has moved."""
+class SickStep(RuntimeError):
+    """An optimizer step that must not be taken: raised before any weight has moved by it."""
 
-    def __init__(self, step: int, rows: list[int], what: str = "loss") -> None:
+    def __init__(self, step: int, rows: list[int], what: str) -> None:
         super().__init__(step, rows, what)  # the arguments, so that it pickles
         self.step, self.rows, self.what = step, rows, what
 
     def __str__(self) -> str:
-        return (
-            f"optimizer step {self.step}: the {self.what} is not finite in rows {self.rows}; look at these "
-            "trajectories (rewards, log-probs), lower the lr or max_grad_norm, or resume from the iteration before"
-        )
+        return f"optimizer step {self.step}: {self.what} in rows {self.rows}; look at these trajectories"
+
+
+class NonFiniteLoss(SickStep):
+    """The loss or the gradient is NaN or infinite. rows: those of the loss; of a gradient, the whole mini-batch."""
+
+
+class BeyondLimit(SickStep):
+    """The policy has moved further from the one that sampled than the config allows. rows: the worst first."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from data.config import CriticConfig
 from models.megatron.contract import NonFiniteLoss, Setup, TrainOptions
+from models.megatron.guards import Limits, require_within
 from models.megatron.micro import Lesson
 from models.megatron.networks import Networks, Outputs, run_schedule
 from models.megatron.objective import Measured, Objective, grade, step_metrics
@@ -23,6 +24,7 @@ class Course:
     critic: Objective | None  # of the separate critic
     moving: dict[str, tuple[str, ...]]  # metric of a joint gradient norm -> the parts that are clipped by it and step
     temperature: float = 1.0
+    limits: Limits = Limits()
 
     @property
     def moves_policy_trunk(self) -> bool:
@@ -48,7 +50,8 @@ def ppo(options: TrainOptions, setup: Setup) -> Course:
     )
     alone = Objective(None, train.aggregation, train.horizon, value_weight=1.0, value_clip=critic.clip)
     separate = alone if critic.kind == "separate" else None
-    return Course(policy, separate, _moving(critic, options.policy_frozen), options.temperature)
+    limits = Limits(train.max_kl, train.max_ratio)
+    return Course(policy, separate, _moving(critic, options.policy_frozen), options.temperature, limits)
 
 
 def supervised() -> Course:
@@ -73,18 +76,20 @@ def optimizer_step(
 ) -> Metrics:
     """Forward, backward and update over the micro-batches `lessons`; returns the step's metrics.
 
-    lessons: this rank's; rows: those of all ranks. Raises NonFiniteLoss(number, rows) on every rank before any part has
-    moved.
+    lessons: this rank's; rows: those of all ranks. Raises NonFiniteLoss or BeyondLimit on every rank before any part
+    has moved.
     """
     for part in networks.parts.values():
         part.zero_gradients()
-    metrics = step_metrics(_teach_policy(networks, course, lessons), number)
+    measured = _teach_policy(networks, course, lessons)
+    metrics = step_metrics(measured, number)
+    require_within(measured, metrics, number, course.limits)
     if course.critic is not None:
         metrics |= step_metrics(_teach_critic(networks, course.critic, lessons), number)
     for name, members in course.moving.items():
         metrics[name] = clip([networks.parts[member] for member in members], setup.optimizer.max_grad_norm)
         if not math.isfinite(metrics[name]):
-            raise NonFiniteLoss(number, rows, "gradient")
+            raise NonFiniteLoss(number, rows, "the gradient is not finite")
     return metrics | _move(networks, setup, course)
 
 

@@ -43,6 +43,7 @@ class Measured:
     lesson: Lesson
     scalars: Scalars
     losses: tuple[torch.Tensor, ...]  # [tokens] each, to find the rows of one that is not finite
+    logprobs: torch.Tensor | None = None  # [tokens], None of a separate critic
 
 
 def grade(
@@ -64,7 +65,8 @@ def grade(
         numerator, count = aggregate(per_token, everywhere, lesson.offsets, objective.mode, objective.horizon)
         learned = learned + weights[name] * numerator
         scalars |= {name: numerator.detach(), "count": count}
-    measured = Measured(lesson, scalars, tuple(per_token.detach() for per_token in terms.values()))
+    logprobs = _loss_tokens(outputs.logprobs.detach(), lesson) if objective.token_loss is not None else None
+    measured = Measured(lesson, scalars, tuple(per_token.detach() for per_token in terms.values()), logprobs)
     if non_loss_data:
         return measured
     counts = parallel_state.get_context_parallel_rank() == 0
@@ -80,7 +82,7 @@ def step_metrics(parts: Sequence[Measured], step: int) -> dict[str, float]:
     totals = _totals(ranks.from_speakers(_to_host([part.scalars for part in parts])))
     if not all(math.isfinite(totals.get(name, 0.0)) for name in ("loss/policy", "loss/value", "loss/negative_entropy")):
         sick = ranks.from_speakers([row for part in parts for row in _sick_rows(part)])
-        raise NonFiniteLoss(step, sorted(set(sick)))
+        raise NonFiniteLoss(step, sorted(set(sick)), "the loss is not finite")
     tokens, count = totals.pop("tokens"), max(totals.pop("count"), 1.0)
     totals.pop("loss/negative_entropy", None)
     metrics = {"train/tokens": tokens}
@@ -100,7 +102,7 @@ def _terms(outputs: Outputs, lesson: Lesson, objective: Objective) -> tuple[dict
     terms: dict[str, torch.Tensor] = {}
     scalars = {"tokens": _number(len(lesson.rows), lesson.advantages.device)}
     if objective.token_loss is not None:
-        logprobs, entropy = (x.index_select(0, lesson.among_actions) for x in (outputs.logprobs, outputs.entropy))
+        logprobs, entropy = (_loss_tokens(x, lesson) for x in (outputs.logprobs, outputs.entropy))
         terms["loss/policy"] = objective.token_loss(logprobs, lesson.old_logprobs, lesson.advantages)
         if objective.entropy_bonus:
             terms["loss/negative_entropy"] = -entropy
@@ -112,6 +114,10 @@ def _terms(outputs: Outputs, lesson: Lesson, objective: Objective) -> tuple[dict
         moved = (values.detach() - lesson.old_values).abs()
         scalars["value/clip_fraction"] = _count(moved > (objective.value_clip or math.inf))
     return terms, scalars
+
+
+def _loss_tokens(per_action: torch.Tensor, lesson: Lesson) -> torch.Tensor:
+    return per_action.index_select(0, lesson.among_actions)
 
 
 def _policy_scalars(logprobs: torch.Tensor, entropy: torch.Tensor, lesson: Lesson, objective: Objective) -> Scalars:

@@ -114,8 +114,8 @@ class Trainer:
     def train(self, batch: TrainBatch, plan: Plan, options: TrainOptions) -> list[Metrics]:
         """One optimizer step per entry of `plan`; returns the metrics of each.
 
-        Raises NonFiniteLoss before anything of the sick optimizer step has moved, ValueError for a batch that lacks
-        what the critic needs.
+        Raises SickStep before anything of the sick optimizer step has moved, ValueError for a batch that lacks what the
+        critic needs.
         """
         _check_temperature(options.temperature)
         check_batch(batch, critic=self._held().critic_kind != "none")

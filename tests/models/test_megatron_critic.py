@@ -13,8 +13,8 @@ from models.weights import read_tensors
 from ops.ragged import from_rows
 
 EVERYTHING = [np.arange(8)]
-FROZEN = TrainOptions(TrainConfig(), 1.0, policy_frozen=True)
-FREE = TrainOptions(TrainConfig(), 1.0)
+FROZEN = TrainOptions(TrainConfig(max_kl=None), 1.0, policy_frozen=True)
+FREE = TrainOptions(TrainConfig(max_kl=None), 1.0)
 
 
 def weights(trainer, part: str) -> dict[str, torch.Tensor]:

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from data.config import LayoutConfig, TrainConfig
-from models.megatron.contract import NonFiniteLoss, Replayed, Setup, TrainBatch, TrainOptions
+from models.megatron.contract import BeyondLimit, NonFiniteLoss, Replayed, Setup, TrainBatch, TrainOptions
 from tests.models import gang
 
 # Rows 0-7 of `eight`; two micro-batches, of which the second has a single row: with DP 2 a rank's share of it is empty.
 PLAN = [[np.array([0, 1, 2, 3, 5, 7, 4]), np.array([6])]]
 MORE = [[np.array([5, 6, 7])], [np.array([2]), np.array([4, 1])]]
-HOW = TrainOptions(TrainConfig(entropy_bonus=0.01), 0.9)
-FROZEN = TrainOptions(TrainConfig(), 0.9, policy_frozen=True)
+HOW = TrainOptions(TrainConfig(entropy_bonus=0.01, max_kl=None), 0.9)
+FROZEN = TrainOptions(TrainConfig(max_kl=None), 0.9, policy_frozen=True)
 
 LAYOUTS = {
     "dp2": LayoutConfig(data=2),
@@ -65,7 +65,7 @@ class Seen:
     saved: str  # digest of the state after one step, which is in out / "state"
     more: list[dict[str, float]]
     frozen: list[dict[str, float]]  # a step more, of the critic alone
-    sick: tuple[int, list[int], str]  # step, rows and kind of a loss that is not finite; no weight moved in that step
+    sick: tuple[object, ...]  # args of a loss that is not finite; step and rows, worst first, of a ratio beyond a limit
 
 
 def work_through(trainer: Any, work: Work) -> Seen:
@@ -89,12 +89,14 @@ def work_through(trainer: Any, work: Work) -> Seen:
     return Seen(exported, fresh, replayed, gradients, metrics, saved, more, frozen, sick)
 
 
-def fall_sick(trainer: Any, batch: TrainBatch) -> tuple[int, list[int], str]:
+def fall_sick(trainer: Any, batch: TrainBatch) -> tuple[object, ...]:
     advantages = batch.advantages.values.copy()
     advantages[batch.advantages.offsets[7] - 1] = np.inf  # row 6
     with pytest.raises(NonFiniteLoss) as caught:
         trainer.train(replace(batch, advantages=batch.advantages.like(advantages)), PLAN, HOW)
-    return caught.value.args
+    with pytest.raises(BeyondLimit) as beyond:
+        trainer.train(batch, PLAN, replace(HOW, train=HOW.train.model_copy(update={"max_ratio": 1.0001})))
+    return *caught.value.args, *beyond.value.args[:2]
 
 
 def first_gradients(trainer: Any, setup: Setup) -> dict[str, np.ndarray] | None:
@@ -178,7 +180,7 @@ def test_a_layout_equals_one_rank(one_rank, world, tmp_path: Path, name: str, ki
     close(seen.metrics, one.metrics)
     for got, wanted in zip(seen.frozen, one.frozen, strict=True):
         close(got, wanted)
-    assert seen.sick == one.sick == (0, [6], "loss")
+    assert seen.sick == one.sick and seen.sick[:3] == (0, [6], "the loss is not finite")
     # The same from here on, whether it goes on itself, from one rank's state, or one rank from its.
     for step, wanted, again in zip(seen.more, one.more, resumed, strict=True):
         close(step, wanted)

@@ -13,7 +13,7 @@ from models.megatron.contract import TrainBatch, TrainOptions
 from models.weights import WeightsMismatch
 
 PLAN = [[np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6, 7])]]
-HOW = TrainOptions(TrainConfig(entropy_bonus=0.01), 1.0)
+HOW = TrainOptions(TrainConfig(entropy_bonus=0.01, max_kl=None), 1.0)
 KINDS = ["none", "shared", "separate"]
 
 

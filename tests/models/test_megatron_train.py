@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data.config import TrainConfig
-from models.megatron.contract import NonFiniteLoss, Setup, TrainBatch, TrainOptions
+from models.megatron.contract import BeyondLimit, NonFiniteLoss, Setup, TrainBatch, TrainOptions
 from models.weights import read_tensors
 from ops.ragged import Ragged
 
@@ -19,7 +19,8 @@ AGGREGATIONS = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"]
 
 
 def options(temperature: float = 1.0, frozen: bool = False, **train: object) -> TrainOptions:
-    return TrainOptions(TrainConfig(**train), temperature, frozen)
+    """The old log-probs of `eight` are made up, and far from any policy: no limit but a test's own."""
+    return TrainOptions(TrainConfig(**({"max_kl": None} | train)), temperature, frozen)
 
 
 class Reference:
@@ -230,11 +231,54 @@ def test_a_gradient_that_is_not_finite_stops_before_anything_moves(
     assert caught.value.rows == [0, 2] and trainer.digest == before
 
 
+@pytest.fixture
+def moved(trainer, small_model, digest_of, make_setup, eight: TrainBatch) -> TrainBatch:
+    """Old log-probs as they are now, but in row 2 each of 9 tokens is 3 times likelier now, in row 1 each of 2 half so."""
+    trainer.bring_to_policy(small_model, digest_of(small_model), make_setup("none"))
+    now = trainer.replay(eight.streams, eight.action_mask, EVERYTHING, 1.0, False).logprobs
+    values = now.values.copy()
+    starts = now.offsets
+    values[starts[2] : starts[3]] -= math.log(3.0)
+    values[starts[1] : starts[2]] += math.log(2.0)
+    return replace(eight, old_logprobs=now.like(values))
+
+
+@pytest.mark.parametrize(
+    "limits, rows, what",
+    [
+        # Ratios: 3 in row 2, 1/2 in row 1, else 1; the furthest first, equals by row.
+        ({"max_ratio": 2.9}, [2, 1, 0, 4], "ratios from 0.5 to 3 are beyond train.max_ratio = 2.9"),
+        # k3 = r - 1 - log r: 2 - log 3 = .90139 on 9 tokens, log 2 - 1/2 = .19315 on 2, 0 on the 5 + 20 others:
+        # (9 · .90139 + 2 · .19315) / 36 = .23608
+        ({"max_kl": 0.236}, [2, 1, 0, 4], "kl/k3 is 0.236 nats a token, beyond train.max_kl = 0.236,"),
+    ],
+)
+def test_a_policy_that_moved_too_far_stops_before_anything_moves(
+    trainer, moved: TrainBatch, tmp_path: Path, limits: dict[str, float], rows: list[int], what: str
+) -> None:
+    plan = [[np.array([0, 1]), np.array([2, 4])]]
+    before = trainer.export_policy(tmp_path / "before")
+    with pytest.raises(BeyondLimit) as caught:
+        trainer.train(moved, plan, options(**limits))
+    assert caught.value.args == (0, rows, what)
+    assert trainer.export_policy(tmp_path / "after") == before
+
+
+def test_within_the_limits_nothing_stops(trainer, moved: TrainBatch) -> None:
+    trainer.train(moved, [[np.array([0, 1]), np.array([2, 4])]], options(max_ratio=3.1, max_kl=0.237))
+
+
+def test_low_ratios_count_as_high_ones(trainer, moved: TrainBatch) -> None:
+    with pytest.raises(BeyondLimit, match=r"ratios from 0\.5 to 1 .* in rows \[1, 0\]"):
+        trainer.train(moved, [[np.array([0, 1])]], options(max_ratio=1.9))
+
+
 def test_nonfinite_loss_survives_pickling() -> None:
     import pickle
 
-    error = pickle.loads(pickle.dumps(NonFiniteLoss(3, [1, 2])))
-    assert (error.step, error.rows, str(error)) == (3, [1, 2], str(NonFiniteLoss(3, [1, 2])))
+    sick = NonFiniteLoss(3, [1, 2], "the loss is not finite")
+    error = pickle.loads(pickle.dumps(sick))
+    assert (error.step, error.rows, str(error)) == (3, [1, 2], str(sick))
 
 
 def test_supervise_is_cross_entropy_on_the_loss_tokens(
