@@ -124,6 +124,14 @@ class LocalBackend(Backend):
         _sync_folder(target.parent)
         return True
 
+    def remove(self, path: str) -> None:
+        target = self.local(path)
+        target.unlink()
+        for folder in target.relative_to(self.root).parents:
+            with contextlib.suppress(OSError):  # it has other files
+                if folder.name:
+                    self.local(str(folder)).rmdir()
+
     @contextlib.contextmanager
     def writing(self, path: str) -> Generator[Sink]:
         target = self.local(path)

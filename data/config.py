@@ -144,7 +144,9 @@ class TrainConfig(Section):
         1.0, gt=0.0, description="stop if an optimizer step starts further than this from the old policy, nats a token"
     )
     max_ratio: float | None = execution(
-        None, gt=1.0, description="stop if a token is this many times likelier, or less likely, than when it was sampled"
+        None,
+        gt=1.0,
+        description="stop if a token is this many times likelier, or less likely, than when sampled",
     )
     micro_tokens: Positive = execution(4096, description="most tokens in one micro-batch, over all data-parallel ranks")
 
@@ -158,6 +160,15 @@ class WarmStartConfig(Section):
 
 class EvaluateConfig(Section):
     problems: int = Field(384, ge=0, description="held-out problems, before and after; 0: no evaluation")
+
+
+class CheckpointConfig(Section):
+    """Which full training states are kept. One that is not is made again from the recorded train steps."""
+
+    every: Positive = execution(1, description="iterations between two that are written; a run's last is always")
+    keep_last: int = execution(2, ge=2, description="how many of the newest stay")
+    keep_every: Positive | None = execution(None, description="and every so many iterations one")
+    keep_best: bool = execution(False, description="and the one whose policy got the highest mean reward")
 
 
 class LayoutConfig(Section):

@@ -103,6 +103,13 @@ class Ledger:
     def find(self, address: Address) -> Manifest | None:
         return read_manifest(self.store, address.manifest)
 
+    def open(self, uri: str) -> Manifest:
+        """The manifest at a URI that another one names. Raises ManifestError if it is missing."""
+        found = read_manifest(self.store, self.store.path_of(uri))
+        if found is None:
+            raise ManifestError(f"{uri}: missing, but a later step was made from it; restore the file")
+        return found
+
     def resolve(self, address: Address, request: Request) -> Manifest | None:
         """The recorded result of a request; None if it has to be made.
 

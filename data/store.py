@@ -132,6 +132,12 @@ class Store:
                 if file is None or not self._holds(path, file.written):
                     raise OSError(errno.EEXIST, DIFFERENT_THERE) from error
 
+    def remove(self, paths: Sequence[str]) -> None:
+        """Remove files, and the folders that this leaves empty. What is not there is no error."""
+        for path in paths:
+            with self._asking(path, "removed"), contextlib.suppress(FileNotFoundError):
+                self._backend.remove(path)
+
     def check_writable(self) -> None:
         """Write and remove a small file. Raises StoreError with the reason and the fix."""
         path = f".probe-{uuid.uuid4().hex}"

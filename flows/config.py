@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from data.addresses import StoreError, require_no_secret
 from data.config import (
     AdvantageConfig,
+    CheckpointConfig,
     CriticConfig,
     EngineConfig,
     EvaluateConfig,
@@ -51,6 +52,7 @@ class RunConfig(Section):
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    checkpoint: CheckpointConfig = execution(CheckpointConfig())
     layout: LayoutConfig = execution(LayoutConfig())
     resources: ResourcesConfig = ResourcesConfig()
 

@@ -15,6 +15,7 @@ from infra.plots import reward_png
 from infra.ray_session import Fleet
 from infra.tracking import Tracker
 from tasks.roles import engine_role, trainer_role, worker_role
+from tasks.state import finish_copies
 from tasks.step import Note, Run
 
 log = logging.getLogger("rollbook")
@@ -55,6 +56,7 @@ def session(config: RunConfig) -> Iterator[Session]:
         status = "FAILED"
         try:
             yield Session(config, run, tracker, home)
+            finish_copies(run)
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
@@ -85,6 +87,8 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         trainer=trainer_role(threads, config.layout),
         worker=worker_role(config.reward.workers),
         watchers=[lambda note: require_going_on(), *watchers],
+        checkpoint=config.checkpoint,
+        iterations=config.iterations,
         execution={
             "threads": threads,
             "engine_batch": config.engine.batch,

@@ -104,6 +104,10 @@ class Fleet:
             self._dismiss(name)
         self._session.close()
 
+    def has(self, role: Role) -> bool:
+        """Whether its residents are there."""
+        return role.name in self._residents
+
     def warm(self, role: Role) -> list[ActorHandle]:
         """The residents of a role; those that have to be made start behind, and this returns."""
         if not self._residents:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from data.config import CriticConfig, TrainConfig
 from data.manifest import Manifest
 from models.megatron.contract import Setup
-from tasks.replay import bring
+from tasks.state import bring
 from tasks.step import Job, Pending, Run, Step, perform
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from models.megatron.contract import Setup
 from ops.metrics import describe, logprob_gap
 from ops.packing import mini_batches, pack
 from ops.ragged import Ragged, from_arrow, to_arrow
+from tasks.state import bring
 from tasks.step import Job, Pending, Run, Step, perform
 
 if TYPE_CHECKING:
@@ -48,13 +49,6 @@ def replay(
         _replay,
         (temperature, train, Setup(critic, train.optimizer)),
     )
-
-
-def bring(trainer: "Trainer", job: Job, setup: Setup) -> None:
-    """The trainer to the step's input `state`: a policy starts training afresh, a state goes on."""
-    state = job.input("state")
-    to = trainer.bring_to_policy if state.kind == "policy" else trainer.bring_to_state
-    to(job.folder("state"), state.content_digest, setup)
 
 
 def _replay(trainer: "Trainer", job: Job, temperature: float, train: TrainConfig, setup: Setup) -> Manifest | None:

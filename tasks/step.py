@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from data.attempt import Attempt
+from data.config import CheckpointConfig
 from data.ledger import Ledger
 from data.manifest import Manifest
 from data.provenance import code_digest
@@ -57,6 +58,7 @@ class Job:
     request: Request
     cache: Path
     started: float = field(default_factory=time.time)
+    how: dict[str, Any] = field(default_factory=dict)  # this attempt was made; recorded with request.execution
 
     @property
     def seed(self) -> int:
@@ -73,12 +75,17 @@ class Job:
         return read_table(self.ledger.store, self.input(name), columns)
 
     def folder(self, name: str) -> Path:
-        """A verified local copy of an input's files (a policy, a state)."""
-        return self.ledger.store.local_copy(self.input(name).files, self.cache)
+        """A verified local copy of an input's files."""
+        return self.folder_of(self.input(name))
+
+    def folder_of(self, manifest: Manifest) -> Path:
+        """A verified local copy of the files of a policy or a kept state."""
+        return self.ledger.store.local_copy(manifest.files, self.cache)
 
     def attempt(self) -> Attempt:
         """Where the result is written; its clock started with the job."""
-        attempt = self.ledger.writer(self.address, self.request)
+        request = replace(self.request, execution={**self.request.execution, **self.how})
+        attempt = self.ledger.writer(self.address, request)
         attempt.started = self.started
         return attempt
 
@@ -96,9 +103,15 @@ class Run:
     trainer: Role
     worker: Role
     execution: dict[str, Any]
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    iterations: int = 0  # how many the run is to have
     planning: bool = False
     notes: list[Note] = field(default_factory=list)
     watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
+
+    def keeps_state(self, iteration: int) -> bool:
+        """Whether the training state after this iteration is written."""
+        return (iteration + 1) % self.checkpoint.every == 0 or iteration + 1 == self.iterations
 
     def get_ready(self) -> None:
         """Wait until every resident can work, so that no step's time is spent on starting one."""

@@ -12,7 +12,7 @@ from ops.packing import pack
 from ops.ragged import Ragged, from_rows
 from tasks.generate import source_of
 from tasks.publish import commit_policy
-from tasks.replay import bring
+from tasks.state import bring
 from tasks.step import Job, Pending, Run, Step, perform
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from data.config import CriticConfig
 from models.megatron.contract import NonFiniteLoss, Setup, TrainOptions
-from models.megatron.guards import Limits, require_within
+from models.megatron.guards import NO_LIMITS, Limits, require_within
 from models.megatron.micro import Lesson
 from models.megatron.networks import Networks, Outputs, run_schedule
 from models.megatron.objective import Measured, Objective, grade, step_metrics
@@ -24,7 +24,7 @@ class Course:
     critic: Objective | None  # of the separate critic
     moving: dict[str, tuple[str, ...]]  # metric of a joint gradient norm -> the parts that are clipped by it and step
     temperature: float = 1.0
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
 
     @property
     def moves_policy_trunk(self) -> bool:

@@ -20,6 +20,9 @@ class Limits:
     max_ratio: float | None = None  # of any token, new / old or old / new
 
 
+NO_LIMITS = Limits()
+
+
 def require_within(parts: Sequence[Measured], metrics: dict[str, float], step: int, limits: Limits) -> None:
     """Raises BeyondLimit on every rank, naming the rows from the worst down, if an optimizer step is beyond a limit.
 

@@ -1,6 +1,7 @@
 """One training rank: replays, trains and exports a policy, with or without a critic. Every rank gets the same call."""
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,27 @@ class Trainer:
         """Whether this is the rank that writes results; the others take part and have none."""
         return ranks.is_first()
 
+    def resume(self, digest: str, setup: Setup) -> bool:
+        """Go on, under `setup`, if it is at the policy or state of that digest; else False: it has to be brought."""
+        if not self._fits(setup) or self.digest != digest:
+            return False
+        self._setup = setup
+        return True
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same calls on the same layout and threads give the same bits."""
+        return self._device.type == "cpu"
+
+    def take_for(self, digest: str) -> None:
+        """Answer to that digest from now on: its state was made again, as close as this machine comes to it."""
+        self._held()
+        self._state_digest = digest
+
+    def from_first[Value](self, find: Callable[[], Value]) -> Value:
+        """What `find()` gives the first rank, on every rank."""
+        return ranks.told_by_first(find() if self.is_first else None)
+
     @property
     def digest(self) -> str | None:
         """Of the policy it was brought to; once trained, or brought to a state, of the full training state."""
@@ -59,8 +81,7 @@ class Trainer:
         Raises WeightsMismatch unless the folder's tensors have that digest (models.weights.tensors_digest), and
         ValueError for a model that has no place here or does not fit the layout.
         """
-        if self._policy_digest == digest and self._fits(setup):
-            self._setup = setup
+        if self.resume(digest, setup):
             return
         shape, dtype, tensors = read_policy(folder)
         require_digest(f"policy {folder}", tensors_digest(tensors), digest)
@@ -74,8 +95,7 @@ class Trainer:
 
         Raises WeightsMismatch unless the state has that digest, ValueError if it has another kind of critic.
         """
-        if self._policy_digest is None and self._fits(setup) and self.digest == digest:
-            self._setup = setup
+        if self.resume(digest, setup):
             return
         dtype, critic = state.describe(folder)
         if critic != setup.critic.kind:

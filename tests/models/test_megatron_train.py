@@ -233,7 +233,7 @@ def test_a_gradient_that_is_not_finite_stops_before_anything_moves(
 
 @pytest.fixture
 def moved(trainer, small_model, digest_of, make_setup, eight: TrainBatch) -> TrainBatch:
-    """Old log-probs as they are now, but in row 2 each of 9 tokens is 3 times likelier now, in row 1 each of 2 half so."""
+    """Old log-probs as now, but in row 2 each of 9 tokens has become 3 times likelier, in row 1 each of 2 half so."""
     trainer.bring_to_policy(small_model, digest_of(small_model), make_setup("none"))
     now = trainer.replay(eight.streams, eight.action_mask, EVERYTHING, 1.0, False).logprobs
     values = now.values.copy()

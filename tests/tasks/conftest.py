@@ -26,8 +26,9 @@ class Bench:
     ledger: Ledger
     cache: Path
 
-    def job(self, step: str, kind: str, inputs: Mapping[str, Manifest], seed: int = 0) -> Job:
-        request = Request(step=step, step_version=1, kind=kind, inputs=dict(inputs), seed=seed)
+    def job(self, step: str, kind: str, inputs: Mapping[str, Manifest], seed: int = 0, **more: Any) -> Job:
+        """more: config and execution of the request."""
+        request = Request(step=step, step_version=1, kind=kind, inputs=dict(inputs), seed=seed, **more)
         return Job(self.ledger, self.ledger.at(0, step), request, self.cache)
 
     def record(self, step: str, kind: str, table: pa.Table, inputs: Mapping[str, Manifest] | None = None) -> Manifest:

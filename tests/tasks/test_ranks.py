@@ -1,22 +1,26 @@
 """Steps of the trainer on several ranks of a real Ray: each commits once, and one layout goes on from the other's."""
 
+import shutil
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 
+from data.checkpoints import Checkpoints
 from data.columns import REPLAYS, REWARDS
-from data.config import AdvantageConfig, CriticConfig, LayoutConfig, OptimizerConfig, TrainConfig
+from data.config import AdvantageConfig, CheckpointConfig, CriticConfig, LayoutConfig, OptimizerConfig, TrainConfig
 from data.manifest import Manifest
 from data.tables import read_table
-from infra.ray_session import Fleet
+from infra.ray_session import Fleet, Role
 from models.megatron.contract import Setup, TrainOptions
 from models.weights import read_tensors, tensors_digest
 from tasks.advantages import _advantages
 from tasks.publish import _publish
 from tasks.replay import _replay
 from tasks.roles import trainer_role
+from tasks.state import NotTheState, _drain
 from tasks.train import _train
 
 TRAIN = TrainConfig(mini_batch=2, micro_tokens=64)
@@ -42,34 +46,68 @@ def rewards(bench: Any, rollouts: Manifest, values: list[float]) -> Manifest:
     return bench.record("score", "rewards", pa.Table.from_pylist(rows, schema=REWARDS))
 
 
+def recorded(layout: LayoutConfig) -> dict[str, Any]:
+    """What the step `train` has on record of TRAIN and SETUP."""
+    settings = {"train": TRAIN.model_copy(update={"optimizer": SETUP.optimizer}), "critic": SETUP.critic}
+    config = {name: section.semantic() for name, section in settings.items()}
+    ways = {"layout": layout.model_dump(), "threads": 1, "micro_tokens": TRAIN.micro_tokens}
+    return {"config": config | {"temperature": 1.0, "policy_frozen": False}, "execution": ways}
+
+
 def test_steps_on_two_ranks_commit_once_and_go_on_under_another_layout(bench: Any, fleet: Fleet, tmp_path: Any) -> None:
     policy = toy(bench, tmp_path / "toy")
     # Three rows in mini-batches of two: the last has one row, so that one rank's share of it is empty.
     rollouts = bench.rollouts(["abcdef", "ab", "abcd"])
     rows = {"rollouts": rollouts, "rewards": rewards(bench, rollouts, [1.0, 0.0, 1.0])}
-    data, tensor = (trainer_role(1, layout) for layout in (LayoutConfig(data=2), LayoutConfig(tensor=2)))
-    data, tensor = replace(data, name="data-ranks"), replace(tensor, name="tensor-ranks")
+    layouts = {"data": LayoutConfig(data=2), "tensor": LayoutConfig(tensor=2)}
+    data, tensor = (replace(trainer_role(1, layout), name=f"{name}-ranks") for name, layout in layouts.items())
 
-    rows["replays"] = fleet.run(
-        data, _replay, bench.job("replay", "replays", {**rows, "state": policy}), 1.0, TRAIN, SETUP
-    )
+    replaying = bench.job("replay", "replays", {**rows, "state": policy})
+    rows["replays"] = fleet.run(data, _replay, replaying, 1.0, TRAIN, SETUP)
     replayed = read_table(bench.ledger.store, rows["replays"])
     assert replayed.schema == REPLAYS and sorted(replayed["mini_batch"].to_pylist()) == [0, 0, 1]
     assert all(min(row[3:]) < 0.0 for row in replayed["old_logprobs"].to_pylist())  # every action token has one
 
     rows["advantages"] = _advantages(None, bench.job("advantages", "advantages", rows), AdvantageConfig())
-    trained = fleet.run(data, _train, bench.job("train", "state", {**rows, "state": policy}), HOW, SETUP)
+    training = bench.job("train", "state", {**rows, "state": policy}, **recorded(layouts["data"]))
+    trained = fleet.run(data, _train, training, HOW, SETUP, CheckpointConfig())
+    fleet.run(data, _drain, bench.cache)
     first = trained.facts["updates"][0]
     assert [first[f"ratio/{x}"] for x in ("min", "max")] == [1.0, 1.0]  # each rank has the rows that it replayed
-    again = fleet.run(tensor, _train, bench.job("again", "state", {**rows, "state": policy}), HOW, SETUP)
+    again = fleet.run(tensor, _train, bench.job("again", "state", {**rows, "state": policy}), HOW, SETUP, None)
     assert again.facts["updates"][1] == pytest.approx(trained.facts["updates"][1], rel=1e-4, abs=1e-6)
 
-    made = [
-        fleet.run(role, _publish, bench.job(role.name, "policy", {"state": trained, "base": policy}), SETUP)
-        for role in (data, tensor)
-    ]
+    def publish(role: Role, state: Manifest, step: str) -> Manifest:
+        execution = recorded(layouts[role.name.removesuffix("-ranks")])["execution"]
+        job = bench.job(step, "policy", {"state": state, "base": policy}, execution=execution)
+        return fleet.run(role, _publish, job, SETUP)
+
+    def forget(role: Role, step: str) -> None:
+        """Bring the trainer elsewhere."""
+        fleet.run(role, _replay, bench.job(step, "replays", {**rows, "state": policy}), 1.0, TRAIN, SETUP)
+
+    made = [publish(role, trained, role.name) for role in (data, tensor)]
     assert made[0].content_digest == made[1].content_digest != policy.content_digest
     assert (bench.job("", "", {"p": made[0]}).folder("p") / "tokenizer.json").is_file()
+
+    # The state is not kept any longer: the same ranks make it again to the bit, another layout nearly.
+    checkpoints = Checkpoints(bench.ledger)
+    assert checkpoints.live() == [0] and checkpoints.find(trained) is not None
+    shutil.rmtree(tmp_path / "store/hand/checkpoints")
+    for role in (data, tensor):
+        forget(role, f"forget-{role.name}")
+    repeated, near = (publish(role, trained, f"repeated-{role.name}") for role in (data, tensor))
+    assert repeated.content_digest == made[0].content_digest != near.content_digest
+    assert repeated.execution["state_rebuilt"] == near.execution["state_rebuilt"] == [0]
+    one, other = (read_tensors(bench.job("", "", {"p": p}).folder("p")) for p in (repeated, near))
+    apart = torch.cat([(one[name] - other[name]).abs().flatten() for name in one])
+    assert apart.max() <= 4e-3  # Adam can turn the sign of a tiny gradient into a step of lr either way, twice
+    assert apart.mean() < 1e-6
+    forget(data, "once-more")
+    with pytest.raises(
+        NotTheState, match=r"iteration 0 of 'hand', repeated .* gave another state than the recorded beef"
+    ):
+        publish(data, trained.model_copy(update={"content_digest": "beef"}), "false")
 
     for role in (data, tensor):
         fleet._dismiss(role.name)

@@ -6,7 +6,8 @@ import pytest
 
 from data.config import TrainConfig
 from models.megatron.contract import TrainOptions
-from tasks.train import _over_updates, _plan
+from tasks.train import _over_updates
+from tasks.updates import _plan
 
 REPLAYS = pa.table({"mini_batch": [0, 1, 0, 1, 0], "micro_batch": [0, 0, 1, 0, 0]})
 LENGTHS = np.array([5, 5, 5, 5, 5])

@@ -1,0 +1,132 @@
+"""The trainer's state: brought to where a step begins, from what is kept or by repeating recorded train steps."""
+
+import functools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data.checkpoints import Checkpoints, way_to
+from data.config import CheckpointConfig, CriticConfig, TrainConfig
+from data.ledger import read_table
+from data.manifest import Manifest, ManifestError
+from infra.spool import Spool
+from models.megatron.contract import Setup, TrainOptions
+from tasks.step import Job, Run
+from tasks.updates import ROLLOUT_COLUMNS, Lessons
+
+if TYPE_CHECKING:
+    from models.megatron.trainer import Trainer
+
+# Of the gradient norm of each optimizer step that is repeated where its bits cannot be: on a GPU, another layout.
+TOLERANCE = 0.02
+
+spool = functools.cache(Spool)  # one a process
+
+
+class NotTheState(RuntimeError):
+    """A repeated train step came out otherwise than it is on record."""
+
+
+def bring(trainer: "Trainer", job: Job, setup: Setup) -> None:
+    """The trainer to the step's input `state`: a policy starts training afresh, a state goes on.
+
+    Raises NotTheState, naming the iteration, if a state that is not kept cannot be made again.
+    """
+    state = job.input("state")
+    if trainer.resume(state.content_digest, setup):
+        return
+    if state.kind == "policy":
+        trainer.bring_to_policy(job.folder_of(state), state.content_digest, setup)
+        return
+    start, steps = trainer.from_first(lambda: way_to(job.ledger, state))
+    first = _setup_of(steps[0]) if steps else setup
+    to = trainer.bring_to_policy if start.kind == "policy" else trainer.bring_to_state
+    to(job.folder_of(start), start.content_digest, first)
+    for step in steps:
+        _repeat(trainer, job, step)
+    if steps:
+        job.how["state_rebuilt"] = [step.iteration for step in steps]
+    trainer.resume(state.content_digest, setup)
+
+
+def _repeat(trainer: "Trainer", job: Job, step: Manifest) -> None:
+    """The recorded train step once more; the trainer then holds what it made, to the bit or within TOLERANCE."""
+    setup, recorded = _setup_of(step), step.config
+    temperature, frozen = recorded["temperature"], recorded["policy_frozen"]
+    if not isinstance(temperature, float) or not isinstance(frozen, bool):
+        raise ManifestError(f"{step.uri}: temperature {temperature!r}, policy_frozen {frozen!r}; restore the file")
+    options = TrainOptions(_train_config_of(step), temperature, policy_frozen=frozen)
+    lessons = Lessons(*(_table(job, step, name) for name in ("rollouts", "replays", "advantages")))
+    if not trainer.resume(step.inputs["state"], setup):
+        raise NotTheState(f"{step.uri}: begins at a state that the step before it did not make; restore the manifests")
+    updates = lessons.learn(trainer, options, setup, step.seed)
+    if trainer.digest != step.content_digest:
+        _require_near(trainer, job, step, updates)
+        trainer.take_for(step.content_digest)
+
+
+def _table(job: Job, step: Manifest, name: str) -> Any:
+    manifest = job.ledger.open(step.input_uris[name])
+    return read_table(job.ledger.store, manifest, ROLLOUT_COLUMNS if name == "rollouts" else None)
+
+
+def _require_near(trainer: "Trainer", job: Job, step: Manifest, updates: list[dict[str, float]]) -> None:
+    """Raises NotTheState unless every optimizer step was like the recorded one."""
+    what = f"the train step of iteration {step.iteration} of {step.run!r}, repeated to make its state again"
+    alike = all(step.execution.get(name) == job.request.execution.get(name) for name in ("layout", "threads"))
+    if trainer.deterministic and alike:
+        raise NotTheState(
+            f"{what}, gave another state than the recorded {step.content_digest[:16]}: Rollbook's source or a package "
+            "differs from what made it (see the manifest); use those versions, or fork from a state that is kept"
+        )
+    for number, (mine, recorded) in enumerate(zip(updates, _updates_of(step), strict=True)):
+        for name in ("grad_norm", "critic_grad_norm"):
+            if name in recorded and not math.isclose(mine[name], recorded[name], rel_tol=TOLERANCE, abs_tol=1e-6):
+                raise NotTheState(
+                    f"{what}, has {name} {mine[name]:.6g} at optimizer step {number}, on record {recorded[name]:.6g}: "
+                    f"further apart than {TOLERANCE:.0%}; run on the recorded layout and device"
+                )
+
+
+def _updates_of(step: Manifest) -> list[dict[str, float]]:
+    updates: Any = step.facts["updates"]
+    return updates
+
+
+def _setup_of(step: Manifest) -> Setup:
+    critic: Any = step.config["critic"]
+    return Setup(CriticConfig(**critic), _train_config_of(step).optimizer)
+
+
+def _train_config_of(step: Manifest) -> TrainConfig:
+    """As recorded, with its micro-batches, and no limits: it was within those that it had."""
+    train: Any = step.config["train"]
+    return TrainConfig(**train, micro_tokens=step.execution["micro_tokens"], max_kl=None, max_ratio=None)
+
+
+def save(trainer: "Trainer", job: Job) -> Path:
+    """The present state, by all ranks, into a local folder of the first one."""
+    folder = spool(job.cache / "spool").folder() if trainer.is_first else Path()
+    trainer.save_state(folder)
+    return folder
+
+
+def keep_behind(job: Job, made: Manifest, saved: Path, config: CheckpointConfig) -> None:
+    """Copy what was saved into the store while work goes on; there `config` then decides what stays."""
+    checkpoints, execution = Checkpoints(job.ledger), job.request.execution
+
+    def copy(folder: Path) -> None:
+        checkpoints.keep(made, folder, execution)
+        checkpoints.retain(config)
+
+    spool(job.cache / "spool").send(saved, copy)
+
+
+def finish_copies(run: Run) -> None:
+    """Wait until the states that are to be kept are in the store."""
+    if run.fleet.has(run.trainer):
+        run.fleet.run(run.trainer, _drain, run.cache)
+
+
+def _drain(trainer: "Trainer", cache: Path) -> None:
+    spool(cache / "spool").drain()

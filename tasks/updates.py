@@ -1,0 +1,73 @@
+"""The optimizer steps of one iteration, from its recorded tables: for `train`, and to make an old state again."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from data.seeds import derive
+from models.megatron.contract import Setup, TrainBatch, TrainOptions
+from ops.packing import mini_batches, pack
+from ops.ragged import Ragged, from_arrow
+from tasks.step import require_same_rows
+
+if TYPE_CHECKING:
+    from models.megatron.trainer import Trainer
+
+ROLLOUT_COLUMNS = ["trajectory_id", "token_ids", "action_mask", "rollout_logprobs"]
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What an iteration learns from: rollouts (ROLLOUT_COLUMNS), replays and advantages of the same rows."""
+
+    rollouts: pa.Table
+    replays: pa.Table
+    advantages: pa.Table
+
+    def learn(self, trainer: "Trainer", options: TrainOptions, setup: Setup, seed: int) -> list[dict[str, float]]:
+        """Takes every optimizer step; metrics of each. Raises SickStep, ValueError if no row is left to learn from."""
+        require_same_rows(self.rollouts, self.replays, self.advantages)
+        batch = self._batch(setup, options)
+        plan = _plan(self.replays, self.advantages["excluded"].to_numpy(), batch.streams.lengths, options, seed)
+        return trainer.train(batch, plan, options)
+
+    def _batch(self, setup: Setup, options: TrainOptions) -> TrainBatch:
+        rollouts, replays, advantages = self.rollouts, self.replays, self.advantages
+        old = rollouts["rollout_logprobs"] if options.train.old_logp_source == "rollout" else replays["old_logprobs"]
+        with_values = setup.critic.kind != "none"
+        return TrainBatch(
+            streams=from_arrow(rollouts["token_ids"], "token_ids"),
+            action_mask=from_arrow(rollouts["action_mask"], "action_mask"),
+            loss_mask=from_arrow(advantages["loss_mask"], "loss_mask"),
+            old_logprobs=from_arrow(old, "old_logprobs"),
+            advantages=from_arrow(advantages["token_advantages"], "token_advantages"),
+            returns=_optional(advantages, "returns", with_values),
+            old_values=_optional(replays, "values", with_values),
+        )
+
+
+def _optional(table: pa.Table, column: str, wanted: bool) -> Ragged | None:
+    return from_arrow(table[column], column) if wanted else None
+
+
+def _plan(
+    replays: pa.Table, excluded: np.ndarray, lengths: np.ndarray, options: TrainOptions, seed: int
+) -> list[list[np.ndarray]]:
+    """[optimizer step][micro-batch] row numbers: replay's grouping first, then a fresh seeded shuffle each epoch.
+
+    Excluded rows leave the batch, and with them what is left empty. Raises ValueError if no row stays.
+    """
+    kept = np.flatnonzero(~excluded)
+    if not len(kept):
+        raise ValueError(
+            f"all {len(excluded)} trajectories are excluded: there is nothing to learn from; `rollbook show RUN "
+            "--iteration K` lists the scorer's errors; after mending it, take a new run name"
+        )
+    mini, micro = replays["mini_batch"].to_numpy()[kept], replays["micro_batch"].to_numpy()[kept]
+    plan = [[kept[(mini == i) & (micro == j)] for j in np.unique(micro[mini == i])] for i in np.unique(mini)]
+    for epoch in range(1, options.train.epochs):
+        for rows in mini_batches(len(kept), options.train.mini_batch, derive(seed, "epoch", epoch)):
+            plan.append(pack(lengths, kept[rows], options.train.micro_tokens))
+    return plan
