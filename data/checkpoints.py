@@ -4,6 +4,7 @@
 and the one thing that is ever removed from a store: by `retain`, as the config says.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,11 @@ class Checkpoints:
 
     def tags(self) -> dict[str, int]:
         """Iterations by the names that people gave them."""
-        store, folder = self.ledger.store, f"{self.ledger.run}/{TAGS}"
-        return {name: int(store.read_bytes(f"{folder}/{name}/{TAG_FILE}")) for name in store.list_dirs(folder)}
+        store, folder, found = self.ledger.store, f"{self.ledger.run}/{TAGS}", {}
+        for name in store.list_dirs(folder):
+            with contextlib.suppress(FileNotFoundError):  # some object stores list folders that are empty
+                found[name] = int(store.read_bytes(f"{folder}/{name}/{TAG_FILE}"))
+        return found
 
     def tag(self, name: str, iteration: int) -> None:
         """Keep an iteration's state under a name. Raises FileExistsError if the name has another iteration."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from data.checkpoints import Checkpoints
 from data.config import ResourcesConfig
 from data.ledger import Ledger, list_runs
 from data.store import Store
@@ -101,7 +102,7 @@ def show(
     elif iteration is not None:
         found, render = reading.iteration(summary, ledger, iteration), views.iteration
     else:
-        found, render = reading.run(summary), views.run
+        found, render = reading.run(summary, ledger), views.run
     if as_json:
         print(json.dumps(found))
     else:
@@ -226,6 +227,32 @@ def export_model(
     console.print(
         f"policy {policy.policy_version} of {name}, digest {policy.content_digest[:16]}: {folder}", soft_wrap=True
     )
+
+
+@command
+def tag(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    label: Annotated[str, typer.Argument(metavar="TAG")],
+    iteration: Annotated[int | None, typer.Option("--iteration", help="Whose state it names.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the tag away.")] = False,
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
+) -> None:
+    """Name the training state after an iteration, so that it is kept whatever `checkpoint` says."""
+    ledger = Ledger(_open_store(store, store_endpoint)[1], name)
+    if remove == (iteration is not None):
+        raise ValueError("give either --iteration K, the iteration to name, or --remove")
+    if iteration is None:
+        Checkpoints(ledger).untag(label)
+        console.print(f"{label} is no tag of {name} any more")
+    elif reading.tag(ledger, label, iteration):
+        console.print(f"{label}: the state after iteration {iteration} of {name}; it stays")
+    else:
+        console.print(
+            f"{label}: iteration {iteration} of {name}. Its state is no longer kept: training that starts there first "
+            "repeats recorded train steps",
+            soft_wrap=True,
+        )
 
 
 def _open_store(url: str | None, endpoint: str | None) -> tuple[Home, Store]:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from data.checkpoints import Checkpoints
 from data.ledger import Ledger, RunRecord, list_runs
 from data.manifest import Manifest
 from data.summary import IterationSummary, RunSummary, summarize
@@ -55,10 +56,13 @@ def _complete(summary: RunSummary, record: RunRecord, done: int) -> bool:
     return done in summary.evaluations and done > 0 if evaluates else done == record.config["iterations"]
 
 
-def run(summary: RunSummary) -> Json:
+def run(summary: RunSummary, ledger: Ledger) -> Json:
+    checkpoints = Checkpoints(ledger)
     return {
         "run": summary.run,
         "held_out": summary.held_out,
+        "states": checkpoints.live(),
+        "tags": checkpoints.tags(),
         "iterations": [_iteration(s) for s in summary.iterations],
     }
 
@@ -159,6 +163,15 @@ def _whole(found: IterationSummary, ledger: Ledger, place: int) -> Json:
         "values": replay.get("values"),
         "token_advantages": advantage.get("token_advantages"),
     }
+
+
+def tag(ledger: Ledger, name: str, number: int) -> bool:
+    """Name the state after an iteration; whether it is kept. Raises LookupError if no train step made it."""
+    found = _find(require_run(ledger), number)
+    if "train" not in found.manifests:
+        raise LookupError(f"iteration {number} of {ledger.run!r}: has not been trained on yet; tag one that was")
+    Checkpoints(ledger).tag(name, number)
+    return Checkpoints(ledger).find(found.manifests["train"]) is not None
 
 
 def export(ledger: Ledger, number: int | None, folder: Path, cache: Path) -> Manifest:

@@ -97,6 +97,8 @@ def run(console: Console, found: Json) -> None:
         )
     console.print(made)
     console.print(_held_out(found["held_out"]))
+    tags = "".join(f", {name} = {iteration}" for name, iteration in found["tags"].items())
+    console.print(f"training states kept after iterations: {', '.join(map(str, found['states'])) or 'none'}{tags}")
 
 
 def _held_out(held_out: Json) -> str:
