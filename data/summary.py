@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
-from data.ledger import Ledger
+from data.ledger import THREADS, Ledger
 from data.manifest import Manifest
 
 STEPS = ("generate", "score", "replay", "advantages", "train", "publish")
@@ -80,7 +82,8 @@ class RunSummary:
 
 def summarize(ledger: Ledger) -> RunSummary:
     """Read every manifest of a run; no table is opened."""
-    summaries = [summarize_iteration(ledger, iteration) for iteration in ledger.iterations()]
+    with ThreadPoolExecutor(THREADS) as pool:
+        summaries = list(pool.map(partial(summarize_iteration, ledger), ledger.iterations()))
     evaluations = {summary.iteration: summary.held_out for summary in summaries if summary.held_out}
     trained = tuple(s for s in summaries if any(step in s.manifests for step in STEPS))
     return RunSummary(ledger.run, trained, evaluations)

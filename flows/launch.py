@@ -82,7 +82,7 @@ def sync_tracking(name: str, store: Store) -> int:
     tracker = open_tracker(config, ledger, Home.find())
     done = [iteration for iteration in summary.iterations if iteration.complete]
     for iteration in done:
-        training.tell_iteration(tracker, iteration)
+        training.tell_iteration(tracker, ledger, iteration.iteration)
     for k, scores in summary.evaluations.items():
         training.tell_held_out(tracker, k, scores)
     if lost := tracker.close("FINISHED"):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from prefect import flow
 
+from data.ledger import Ledger
 from data.manifest import Manifest
-from data.summary import IterationSummary, note_wall, summarize_iteration
+from data.summary import note_wall, summarize_iteration
 from flows.config import RunConfig
 from flows.pages import artifact_key, iteration_line, iteration_page
 from flows.session import Session, session
@@ -48,7 +49,7 @@ def train(config: RunConfig) -> None:
         progress = ProgressPage(f"progress-{artifact_key(config.run)}", f"Iterations of {config.run}")
         head = begin(config, opened.run)
         held_out(opened, 0, head)
-        for k in range(config.iterations):
+        for k in opened.run.ledger.walk(range(config.iterations)):
             head = on_record(opened, k, head) or run_iteration(opened, k, head)
             progress.update((k + 1) / config.iterations)
         if config.iterations:
@@ -61,7 +62,7 @@ def iterate(config: RunConfig, iteration: int) -> None:
     """One iteration of a run. Raises ValueError if one before it is not on record."""
     with session(config) as opened:
         head = begin(config, opened.run)
-        for earlier in range(iteration):
+        for earlier in opened.run.ledger.walk(range(iteration)):
             known = on_record(opened, earlier, head)
             if known is None:
                 raise ValueError(
@@ -101,19 +102,19 @@ def plan(config: RunConfig, run: Run) -> None:
     planned = replace(run, planning=True, watchers=())
     head = begin(config, planned)
     evaluate_policy(config, planned, 0, head)
-    for k in range(config.iterations):
+    for k in run.ledger.walk(range(config.iterations)):
         head = one_iteration(config, planned, k, head)
     if config.iterations:
         evaluate_policy(config, planned, config.iterations, head)
 
 
 def on_record(opened: Session, k: int, head: Head) -> Head | None:
-    """The head after an iteration that is wholly on record, else None. Tells MLflow of it if MLflow lacks it."""
+    """The head after an iteration that is wholly on record, else None. MLflow is told of it if it lacks it."""
     planned = replace(opened.run, planning=True, watchers=(), notes=[])
     known = one_iteration(opened.config, planned, k, head)
     if not known.recorded:
         return None
-    record(opened, k)
+    tell_iteration(opened.tracker, opened.run.ledger, k)
     return known
 
 
@@ -125,7 +126,8 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
         started = time.perf_counter()
         after = one_iteration(opened.config, opened.run, iteration, head)
         note_wall(opened.run.ledger, iteration, time.perf_counter() - started)
-        summary = record(opened, iteration)
+        tell_iteration(opened.tracker, opened.run.ledger, iteration)
+        summary = summarize_iteration(opened.run.ledger, iteration)
         log.info(iteration_line(summary))
         key = f"iteration-{artifact_key(opened.config.run)}"
         show_markdown(key, iteration_page(summary), iteration_line(summary).strip())
@@ -134,16 +136,14 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
     return as_task(f"iteration-{k}", body, iteration=k)
 
 
-def record(opened: Session, k: int) -> IterationSummary:
-    """Hand an iteration's record to MLflow, in the background."""
-    summary = summarize_iteration(opened.run.ledger, k)
-    tell_iteration(opened.tracker, summary)
-    return summary
+def tell_iteration(tracker: Tracker, ledger: Ledger, k: int) -> None:
+    """MLflow is told, behind, of an iteration that it lacks."""
 
+    def make() -> IterationRecord:
+        summary = summarize_iteration(ledger, k)
+        return IterationRecord(k, summary.manifests, summary.metrics, iteration_page(summary))
 
-def tell_iteration(tracker: Tracker, summary: IterationSummary) -> None:
-    page = iteration_page(summary)
-    tracker.iteration(IterationRecord(summary.iteration, summary.manifests, summary.metrics, page))
+    tracker.iteration(k, make)
 
 
 def tell_held_out(tracker: Tracker, k: int, scores: Mapping[str, float]) -> None:

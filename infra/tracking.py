@@ -52,8 +52,9 @@ class Tracker:
         self._recorded: dict[int, str] = {}
         self._later(self._open, tracking_uri)
 
-    def iteration(self, record: IterationRecord) -> None:
-        self._later(self._iteration, record)
+    def iteration(self, iteration: int, make: Callable[[], IterationRecord]) -> None:
+        """Tell of an iteration that MLflow lacks; only then, and behind, its record is made."""
+        self._later(lambda: None if iteration in self._recorded else self._iteration(make()))
 
     def evaluation(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Held-out figures of the policy that iteration `iteration` starts from, on the parent run."""
@@ -122,8 +123,6 @@ class Tracker:
                 return found
 
     def _iteration(self, record: IterationRecord) -> None:
-        if record.iteration in self._recorded:
-            return
         client, stamp = self._client, max(_milliseconds(m) for m in record.manifests.values())
         tags = {
             MLFLOW_PARENT_RUN_ID: self._parent_id,
