@@ -38,9 +38,18 @@ def rows(rng: np.random.Generator) -> list[dict[str, Any]]:
 def _row(i: int, rng: np.random.Generator, words: np.ndarray) -> dict[str, Any]:
     length = int(rng.integers(MEAN_TOKENS // 2, MEAN_TOKENS * 3 // 2))
     ids = np.minimum(rng.zipf(1.3, length), VOCAB) - 1
-    said = length - PROMPT
-    logprobs = -rng.lognormal(-2, 1.5, said).astype(np.float32)
-    prompt, answer = (" ".join(words[part]) for part in (ids[:PROMPT], ids[PROMPT:]))
+    logprobs = -rng.lognormal(-2, 1.5, length - PROMPT).astype(np.float32)
+    return row(i, ids, logprobs, (" ".join(words[ids[:PROMPT]]), " ".join(words[ids[PROMPT:]])))
+
+
+def short_row(i: int) -> dict[str, Any]:
+    """A trajectory of 8 tokens."""
+    return row(i, np.arange(8), np.full(5, -0.5, np.float32), ("1 2 3", "4 5 6 7 8"))
+
+
+def row(i: int, ids: np.ndarray, logprobs: np.ndarray, texts: tuple[str, str]) -> dict[str, Any]:
+    """A rollout of one turn, valid in every column; the last len(logprobs) of the ids are the answer."""
+    said, prompt = len(logprobs), len(ids) - len(logprobs)
     quiet = {
         "finish_reason": None,
         "policy_version": None,
@@ -57,13 +66,13 @@ def _row(i: int, rng: np.random.Generator, words: np.ndarray) -> dict[str, Any]:
         "stage": "policy",
         "purpose": "train",
         "token_ids": ids.astype(np.int32),
-        "action_mask": np.arange(length) >= PROMPT,
-        "rollout_logprobs": np.concatenate([np.zeros(PROMPT, np.float32), logprobs]),
+        "action_mask": np.arange(len(ids)) >= prompt,
+        "rollout_logprobs": np.concatenate([np.zeros(prompt, np.float32), logprobs]),
         "turns": [
-            {"role": "user", "is_generated": False, "start": 0, "length": PROMPT, "text": prompt} | quiet,
-            {"role": "assistant", "is_generated": True, "start": PROMPT, "length": said, "text": answer} | spoken,
+            {"role": "user", "is_generated": False, "start": 0, "length": prompt, "text": texts[0]} | quiet,
+            {"role": "assistant", "is_generated": True, "start": prompt, "length": said, "text": texts[1]} | spoken,
         ],
-        "messages": json.dumps([{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]),
+        "messages": json.dumps([{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]),
         "media": [],
         "status": "ok",
         "truncation": None,
