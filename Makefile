@@ -33,9 +33,8 @@ format: .venv/synced
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-benchmark: .venv/synced ## GAE against the padded torch loop, tables against torch.save and JSONL
-	$(BIN)/python tests/benchmarks/gae.py
-	$(BIN)/python tests/benchmarks/tables.py
+benchmark: .venv/synced ## the figures of docs/performance.md
+	for name in gae tables training orchestration resume; do PYTHONPATH=. $(BIN)/python tests/benchmarks/$$name.py || exit 1; done
 
 clean: ## forget runs and environment
 	rm -rf .venv .bootstrap .rollbook
