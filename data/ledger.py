@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import batched
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
@@ -20,8 +21,10 @@ from data.store import Store
 from data.tables import read_table
 
 __all__ = [
+    "STEPS",
     "Address",
     "Attempt",
+    "Fork",
     "Ledger",
     "Request",
     "RunConflict",
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 SHARED = "shared"
+STEPS = ("generate", "score", "replay", "advantages", "train", "publish")  # of an iteration, in order
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ITERATION = re.compile(r"[0-9]{6,}")
 AT_ONCE, THREADS = 64, 16  # iterations read ahead, and how many of them at a time
@@ -40,6 +44,21 @@ FREE = frozenset({"run", "iterations"})  # a run may be made longer or shorter
 
 class RunConflict(ValueError):
     """A run name is on record with other settings; the message names each field, both values and the fix."""
+
+
+class Fork(BaseModel):
+    """Where a run leaves another: its entries before that step of that iteration are the other's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    iteration: int
+    step: str
+
+    def has(self, iteration: int, step: str) -> bool:
+        """Whether an entry is the parent's."""
+        before = step in STEPS and STEPS.index(step) < STEPS.index(self.step)
+        return iteration < self.iteration or (iteration == self.iteration and before)
 
 
 class RunRecord(BaseModel):
@@ -52,7 +71,7 @@ class RunRecord(BaseModel):
     created_at: datetime  # UTC
     config: dict[str, JsonValue]  # all of it
     semantic: dict[str, JsonValue]  # what changes the result
-    parent: str | None = None
+    fork: Fork | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,22 @@ class Ledger:
                 f"digit, and not {SHARED!r}; set another with --set run=NAME"
             )
 
-    def open_or_create(self, config: Section) -> RunRecord:
+    @property
+    def fork(self) -> Fork | None:
+        """Where this run leaves another; None of one that stands alone, or is not on record."""
+        return None if self.record is None else self.record.fork
+
+    @cached_property
+    def record(self) -> RunRecord | None:
+        """What the run was started with, as it was when first asked for."""
+        return _record(self.store, self.run)
+
+    @cached_property
+    def parent(self) -> "Ledger | None":
+        """The ledger that has the entries before the fork."""
+        return None if self.fork is None else Ledger(self.store, self.fork.run)
+
+    def open_or_create(self, config: Section, fork: Fork | None = None) -> RunRecord:
         """The run's record, made now if there is none.
 
         Raises RunConflict if it was made with other semantic settings (the number of iterations is free), StoreError
@@ -86,7 +120,10 @@ class Ledger:
             created_at=datetime.now(UTC),
             config=config.model_dump(mode="json"),
             semantic=json.loads(json.dumps(config.semantic())),
+            fork=fork,
         )
+        self.__dict__.pop("record", None)
+        self.__dict__.pop("parent", None)
         if self.store.create(path, wanted.model_dump_json(indent=1).encode()):
             return wanted
         found = _record(self.store, self.run)
@@ -101,7 +138,9 @@ class Ledger:
         return found
 
     def at(self, iteration: int, step: str) -> Address:
-        """Where a step of an iteration is entered."""
+        """Where a step of an iteration is entered; of what lies before a fork, in the parent."""
+        if self.parent is not None and self.fork is not None and self.fork.has(iteration, step):
+            return self.parent.at(iteration, step)
         return Address(f"{self.run}/{iteration:06d}/{step}", self.run, iteration)
 
     def shared(self, request: Request) -> Address:
@@ -147,14 +186,24 @@ class Ledger:
         return Attempt(self.store, address, request, uuid.uuid4().hex)
 
     def iterations(self) -> list[int]:
-        """Iterations that were begun, in order."""
-        return sorted(int(name) for name in self.store.list_dirs(self.run) if ITERATION.fullmatch(name))
+        """Iterations that were begun, in order; those before a fork are among them."""
+        own = {int(name) for name in self.store.list_dirs(self.run) if ITERATION.fullmatch(name)}
+        if self.parent is not None and self.fork is not None:
+            own |= {k for k in self.parent.iterations() if k <= self.fork.iteration and self.steps(k)}
+        return sorted(own)
 
     def steps(self, iteration: int) -> list[Manifest]:
         """What is on record of an iteration, in order of making."""
-        folder = f"{self.run}/{iteration:06d}"
+        folder, theirs = f"{self.run}/{iteration:06d}", list[Manifest]()
+        if self.parent is not None and self.fork is not None and iteration <= self.fork.iteration:
+            theirs = [m for m in self.parent.steps(iteration) if self.fork.has(iteration, m.step)]
         found = (read_manifest(self.store, f"{folder}/{step}/manifest.json") for step in self.store.list_dirs(folder))
-        return sorted((m for m in found if m is not None), key=lambda m: m.created_at)
+        return sorted([*theirs, *(m for m in found if m is not None)], key=lambda m: m.created_at)
+
+    def home(self, iteration: int) -> "Ledger":
+        """The ledger of the run that an iteration was begun in."""
+        before = self.fork is not None and iteration < self.fork.iteration
+        return self.parent.home(iteration) if before and self.parent is not None else self
 
 
 def list_runs(store: Store) -> list[RunRecord]:

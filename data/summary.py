@@ -6,10 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from data.ledger import THREADS, Ledger
+from data.ledger import STEPS, THREADS, Ledger
 from data.manifest import Manifest
 
-STEPS = ("generate", "score", "replay", "advantages", "train", "publish")
 DECODINGS = ("sampled", "greedy")
 
 
@@ -107,4 +106,4 @@ def _read_wall(ledger: Ledger, iteration: int) -> float | None:
 
 
 def _wall_path(ledger: Ledger, iteration: int) -> str:
-    return f"{ledger.run}/{iteration:06d}/wall.json"
+    return f"{ledger.home(iteration).run}/{iteration:06d}/wall.json"

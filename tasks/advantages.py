@@ -11,11 +11,12 @@ from ops.advantages import AdvantageBatch, AdvantageColumns, AdvantageOptions, e
 from ops.metrics import advantage_metrics, group_metrics
 from ops.ragged import from_arrow
 from ops.rewards import scored
-from tasks.step import Job, Pending, Run, Step, perform, require_same_rows
+from tasks.step import Job, Pending, Run, Step, perform, require_same_rows, unless_given
 
 STEP = Step("advantages", version=1, kind="advantages")
 
 
+@unless_given(STEP)
 def estimate_advantages(
     run: Run,
     iteration: int,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from data.config import EngineConfig, EvaluateConfig, PromptsConfig, RewardConfig, SamplingConfig
 from data.manifest import Manifest
 from tasks.generate import Draw, roll_out
-from tasks.score import score
+from tasks.score import judge
 from tasks.step import Pending, Run, Step
 
 DECODINGS = ("sampled", "greedy")
@@ -40,6 +40,6 @@ def evaluate(
         draw = Draw("eval", 0, config.problems)
         step = Step(f"evaluate_{decoding}", version=1, kind="rollouts")
         rollouts = roll_out(run, step, iteration, policy, draw, prompts, own, engine)
-        found[decoding] = score(run, iteration, rollouts, reward, own, Step(f"score_{decoding}", 1, "rewards"))
+        found[decoding] = judge(run, Step(f"score_{decoding}", 1, "rewards"), iteration, rollouts, reward, own)
     recorded = {name: manifest for name, manifest in found.items() if isinstance(manifest, Manifest)}
     return Evaluation(recorded) if len(recorded) == len(found) else Pending("evaluate", iteration)

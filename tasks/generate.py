@@ -18,7 +18,7 @@ from data.prompts import Prompt, PromptSource, load_source
 from data.seeds import derive
 from models.engines.contract import Completion, Request, RolloutEngine, SamplingParams, require_room
 from ops.metrics import rollout_metrics
-from tasks.step import Job, Pending, Run, Step, perform
+from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
@@ -36,6 +36,7 @@ class Draw:
     count: int
 
 
+@unless_given(STEP)
 def generate(
     run: Run,
     iteration: int,

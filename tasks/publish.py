@@ -9,7 +9,7 @@ from data.config import CriticConfig, TrainConfig
 from data.manifest import Manifest
 from models.megatron.contract import Setup
 from tasks.state import bring
-from tasks.step import Job, Pending, Run, Step, perform
+from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
 if TYPE_CHECKING:
     from models.megatron.trainer import Trainer
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 STEP = Step("publish", version=1, kind="policy")
 
 
+@unless_given(STEP)
 def publish(
     run: Run,
     iteration: int,

@@ -14,7 +14,7 @@ from ops.metrics import describe, logprob_gap
 from ops.packing import mini_batches, pack
 from ops.ragged import Ragged, from_arrow, to_arrow
 from tasks.state import bring
-from tasks.step import Job, Pending, Run, Step, perform
+from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
 if TYPE_CHECKING:
     from models.megatron.trainer import Trainer
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STEP = Step("replay", version=1, kind="replays")
 
 
+@unless_given(STEP)
 def replay(
     run: Run,
     iteration: int,

@@ -18,21 +18,29 @@ from ops.metrics import reward_metrics
 from ops.ragged import from_arrow, row_sums
 from ops.rewards import shape_truncated
 from tasks.scoring import Scored, call_scorer, load_scorer
-from tasks.step import Job, Pending, Run, Step, perform
+from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
 EXAMPLE_CHARACTERS = 1000
 STEP = Step("score", version=1, kind="rewards")
 
 
+@unless_given(STEP)
 def score(
+    run: Run, iteration: int, rollouts: Manifest | Pending, reward: RewardConfig, sampling: SamplingConfig
+) -> Manifest | Pending:
+    """A reward for every trajectory; NaN where the scorer failed, which is no 0."""
+    return judge(run, STEP, iteration, rollouts, reward, sampling)
+
+
+def judge(
     run: Run,
+    step: Step,
     iteration: int,
     rollouts: Manifest | Pending,
     reward: RewardConfig,
     sampling: SamplingConfig,
-    step: Step = STEP,
 ) -> Manifest | Pending:
-    """A reward for every trajectory; NaN where the scorer failed, which is no 0."""
+    """A reward for every trajectory; also how evaluation scores."""
     code = {"scorer": load(reward.scorer)} if ":" in reward.scorer else {}
     config = {"reward": reward.semantic(), "max_new_tokens": sampling.max_new_tokens}
     return perform(

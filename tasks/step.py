@@ -1,16 +1,17 @@
 """How every step runs: look in the ledger, and only if it is not there, run its body on a resident and commit."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 import pyarrow as pa
 
 from data.attempt import Attempt
 from data.config import CheckpointConfig
-from data.ledger import Ledger
+from data.ledger import STEPS, Fork, Ledger
 from data.manifest import Manifest
 from data.provenance import code_digest
 from data.request import Address, Request
@@ -19,6 +20,7 @@ from data.user_code import UserCode
 from infra.prefect_tasks import as_task
 from infra.ray_session import Fleet, Role
 
+type StepFunction[**Rest] = Callable[Concatenate["Run", int, Rest], "Manifest | Pending"]
 OTHER_SOURCE = "on record, made by another version of Rollbook's source"
 
 
@@ -91,6 +93,18 @@ class Job:
 
 
 @dataclass
+class Verification:
+    """Recorded steps are made once more, in a ledger that is thrown away; later steps still see what is on record."""
+
+    scratch: Ledger
+    pairs: list[tuple[Manifest, Manifest]] = field(default_factory=list)  # recorded, made again
+
+    def note(self, recorded: Manifest, again: Manifest) -> Manifest:
+        self.pairs.append((recorded, again))
+        return recorded
+
+
+@dataclass
 class Run:
     """What the steps of one run share."""
 
@@ -105,13 +119,35 @@ class Run:
     execution: dict[str, Any]
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     iterations: int = 0  # how many the run is to have
+    start: Fork | None = None  # what lies before is taken as it is on record, whatever made it
+    through: str | None = None  # the last step that may run
+    aside: frozenset[str] = frozenset()  # steps whose results belong to no iteration: they lie under their keys
+    verification: "Verification | None" = None
     planning: bool = False
     notes: list[Note] = field(default_factory=list)
     watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
 
     def keeps_state(self, iteration: int) -> bool:
         """Whether the training state after this iteration is written."""
-        return (iteration + 1) % self.checkpoint.every == 0 or iteration + 1 == self.iterations
+        due = (iteration + 1) % self.checkpoint.every == 0 or iteration + 1 == self.iterations
+        return due and "train" not in self.aside and self.verification is None
+
+    def given(self, step: str, iteration: int) -> "Manifest | Pending | None":
+        """What a step's result is without asking what it would be made of; None if that has to be asked.
+
+        Raises LookupError if the step lies before the start and is not on record.
+        """
+        if self.start is not None and self.start.has(iteration, step):
+            found = self.ledger.find(self.ledger.at(iteration, step))
+            if found is None:
+                raise LookupError(
+                    f"{step} of iteration {iteration} of {self.start.run!r}: not on record, so nothing can start after "
+                    f"it; start with --from {step}, or at an iteration that is complete"
+                )
+            return found
+        if self.through is not None and STEPS.index(step) > STEPS.index(self.through):
+            return Pending(step, iteration)
+        return None
 
     def get_ready(self) -> None:
         """Wait until every resident can work, so that no step's time is spent on starting one."""
@@ -124,6 +160,19 @@ class Run:
         self.notes.append(note)
         for watcher in self.watchers:
             watcher(note)
+
+
+def unless_given[**Rest](step: Step) -> Callable[[StepFunction[Rest]], StepFunction[Rest]]:
+    """Decorates the function of a step: it is asked only for what `run.given` does not know."""
+
+    def decorate(function: StepFunction[Rest]) -> StepFunction[Rest]:
+        @functools.wraps(function)
+        def call(run: Run, iteration: int, *args: Rest.args, **kwargs: Rest.kwargs) -> Manifest | Pending:
+            return run.given(step.name, iteration) or function(run, iteration, *args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def _nothing(resource: object) -> None:
@@ -162,15 +211,19 @@ def perform(
         user_code={name: unit.digest for name, unit in (code or {}).items()},
         execution=run.execution,
     )
-    address = run.ledger.shared(request) if iteration is None else run.ledger.at(iteration, step.name)
+    aside = iteration is None or step.name in run.aside
+    address = run.ledger.shared(request) if aside else run.ledger.at(iteration, step.name)
     recorded = run.ledger.resolve(address, request)
-    if recorded is not None:
+    checked = run.verification if recorded is not None and iteration is not None else None
+    if recorded is not None and checked is None:
         same = recorded.code_digest == code_digest()
         run.note(Note(step.name, iteration, True, "on record" if same else OTHER_SOURCE))
         return recorded
-    run.note(Note(step.name, iteration, False, "not on record"))
+    run.note(Note(step.name, iteration, False, "not on record" if recorded is None else "to be verified"))
     if run.planning:
         return Pending(step.name, iteration)
+    if checked is not None:
+        address = checked.scratch.at(iteration, step.name)
 
     def call(key: str, inputs: dict[str, str]) -> Manifest:
         del key, inputs  # for the reader of Prefect's page
@@ -179,7 +232,8 @@ def perform(
         return run.fleet.run(role, _body, body, run.ledger, address, request, run.cache, args)
 
     digests = dict(request.input_digests)
-    return as_task(step.name, call, key=request.key, inputs=digests)
+    made = as_task(step.name, call, key=request.key, inputs=digests)
+    return made if checked is None else checked.note(recorded, made)
 
 
 def _body(

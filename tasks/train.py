@@ -9,7 +9,7 @@ from data.manifest import Manifest
 from data.seeds import derive
 from models.megatron.contract import BeyondLimit, Setup, SickStep, TrainOptions
 from tasks.state import bring, keep_behind, save
-from tasks.step import Job, Pending, Run, Step, perform
+from tasks.step import Job, Pending, Run, Step, perform, unless_given
 from tasks.updates import ROLLOUT_COLUMNS, Lessons
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class TrainingDiverged(RuntimeError):
     """Training would spoil the policy; the message names iteration, optimizer step and trajectories to look at."""
 
 
+@unless_given(STEP)
 def train(
     run: Run,
     iteration: int,
