@@ -1,9 +1,6 @@
 """`rollbook`: run, look at and stop trainings. Every command says what it did, or one line on what is wrong."""
 
-import functools
 import json
-import logging
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,43 +14,11 @@ from rich.console import Console
 from data.checkpoints import Checkpoints
 from data.config import ResourcesConfig
 from data.ledger import Ledger, list_runs
-from data.store import Store
 from flows import reading, views
+from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, app, command, console, open_store
 from flows.config import load
 from infra import driver
 from infra.home import Home
-
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, help=__doc__)
-console = Console()
-log = logging.getLogger("rollbook")
-
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a value of the config; may be repeated.")
-]
-StoreUrl = Annotated[str | None, typer.Option("--store", help="fsspec URL of the store; by default the home's own.")]
-Endpoint = Annotated[str | None, typer.Option("--store-endpoint", help="Of an S3 service; else AWS_ENDPOINT_URL.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-STOPPED = 130
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """At the edge: one line for an error, its traceback in the run's log; exit code 1, or 130 when stopped."""
-
-    @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        try:
-            function(*args, **kwargs)
-        except BrokenPipeError:  # `| head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except KeyboardInterrupt:
-            console.print("stopped; the same command goes on from what is on record", style="yellow")
-            raise typer.Exit(STOPPED) from None
-        except Exception as error:
-            log.debug("failed", exc_info=True)
-            Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
-            raise typer.Exit(1) from None
-
-    return app.command(function.__name__.replace("_", "-").rstrip("-"))(guarded)
 
 
 @command
@@ -76,7 +41,7 @@ def run(
 @command
 def ls(store: StoreUrl = None, store_endpoint: Endpoint = None, as_json: AsJson = False) -> None:
     """Runs on record, newest first."""
-    home, opened = _open_store(store, store_endpoint)
+    home, opened = open_store(store, store_endpoint)
     rows = [reading.row(Ledger(opened, record.run), record, home) for record in list_runs(opened)]
     if as_json:
         print(json.dumps({"runs": rows}))
@@ -94,7 +59,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """A run, one of its iterations, or one trajectory."""
-    ledger = Ledger(_open_store(store, store_endpoint)[1], name)
+    ledger = Ledger(open_store(store, store_endpoint)[1], name)
     summary = reading.require_run(ledger)
     if trajectory is not None:
         found: Any = reading.trajectory(summary, ledger, trajectory, iteration)
@@ -150,7 +115,7 @@ def sync_tracking(
     store_endpoint: Endpoint = None,
 ) -> None:
     """Tell MLflow what it missed of a run while it was away. Doing it twice does no harm."""
-    opened = _open_store(store, store_endpoint)[1]
+    opened = open_store(store, store_endpoint)[1]
     from flows.launch import sync_tracking as sync
 
     console.print(f"MLflow has {name}: {sync(name, opened)} iterations", highlight=False)
@@ -183,7 +148,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Try everything that a run needs on this machine."""
-    home, opened = _open_store(store, store_endpoint)
+    home, opened = open_store(store, store_endpoint)
     from infra.doctor import examine
 
     checks = examine(home, opened, ray)
@@ -222,7 +187,7 @@ def export_model(
     store_endpoint: Endpoint = None,
 ) -> None:
     """Copy a published policy out of the store, as a Hugging Face folder."""
-    home, opened = _open_store(store, store_endpoint)
+    home, opened = open_store(store, store_endpoint)
     policy = reading.export(Ledger(opened, name), iteration, folder, home.cache)
     console.print(
         f"policy {policy.policy_version} of {name}, digest {policy.content_digest[:16]}: {folder}", soft_wrap=True
@@ -239,7 +204,7 @@ def tag(
     store_endpoint: Endpoint = None,
 ) -> None:
     """Name the training state after an iteration, so that it is kept whatever `checkpoint` says."""
-    ledger = Ledger(_open_store(store, store_endpoint)[1], name)
+    ledger = Ledger(open_store(store, store_endpoint)[1], name)
     if remove == (iteration is not None):
         raise ValueError("give either --iteration K, the iteration to name, or --remove")
     if iteration is None:
@@ -255,13 +220,8 @@ def tag(
         )
 
 
-def _open_store(url: str | None, endpoint: str | None) -> tuple[Home, Store]:
-    home = Home.find()
-    home.prepare()
-    return home, Store(url or home.store_url, endpoint)
-
-
 def main() -> None:
+    """The console script."""
     Home.find().set_environment()
     app()
 
