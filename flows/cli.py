@@ -14,6 +14,7 @@ from rich.console import Console
 from data.checkpoints import Checkpoints
 from data.config import ResourcesConfig
 from data.ledger import Ledger, list_runs
+from flows import cli_records as cli_records  # registers its commands
 from flows import reading, views
 from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, app, command, console, open_store
 from flows.config import load
