@@ -6,7 +6,7 @@ A cache: it is brought up to date when it is opened, and made again from the man
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from data.attempt import read_manifest
 from data.checkpoints import FOLDER
 from data.ledger import ITERATION, SHARED, STEPS, THREADS, Ledger, list_runs
-from data.manifest import Manifest
+from data.manifest import Manifest, ManifestError
 from data.store import Store
 
 LAYOUT = 1  # of the tables below; a file of another one is made again
@@ -91,6 +91,17 @@ class Index:
     def find(self, path: str) -> Node | None:
         """The node of a manifest, by its path in the store."""
         return next(self._nodes("path = ?", path), None)
+
+    def manifest(self, node: Node) -> Manifest:
+        """The manifest itself. Raises ManifestError if it is gone, or is another one than the index has seen."""
+        found = read_manifest(self.store, node.path)
+        if found is None or (found.key, found.content_digest) != (node.key, node.content_digest):
+            what = "missing" if found is None else "another one"
+            raise ManifestError(
+                f"{self.store.url_of(node.path)}: {what}, since it was indexed; restore it, or if that is meant delete "
+                f"{self.file}, which is then made again"
+            )
+        return found
 
     def with_digest(self, prefix: str) -> list[Node]:
         """Those whose content digest or key begins so, oldest first."""
@@ -238,7 +249,7 @@ class Index:
             user_code=manifest.user_code,
             inputs={name: Input(digest, sources.get(name)) for name, digest in manifest.inputs.items()},
             policy_version=version if isinstance(version, int) else None,
-            cursor=(cursor["start"], cursor["end"]) if isinstance(cursor, dict) else None,
+            cursor=_span(cursor) if isinstance(cursor, dict) else None,
             files=len(manifest.files),
             bytes=sum(entry.bytes for entry in manifest.files),
             created_at=manifest.created_at.isoformat(),
@@ -249,7 +260,11 @@ class Index:
         self._ask(f"DELETE FROM node WHERE {where}", *values)
 
 
-def _node(body: dict[str, Any]) -> Node:
-    inputs = {name: Input(**value) for name, value in body["inputs"].items()}
-    cursor = body["cursor"] and tuple(body["cursor"])
-    return Node(**(body | {"inputs": inputs, "cursor": cursor}))
+def _span(cursor: Mapping[str, object]) -> tuple[int, int]:
+    return int(str(cursor["start"])), int(str(cursor["end"]))
+
+
+def _node(body: Any) -> Node:
+    body["inputs"] = {name: Input(**value) for name, value in body["inputs"].items()}
+    body["cursor"] = body["cursor"] and tuple(body["cursor"])
+    return Node(**body)

@@ -189,16 +189,21 @@ class Ledger:
         """Iterations that were begun, in order; those before a fork are among them."""
         own = {int(name) for name in self.store.list_dirs(self.run) if ITERATION.fullmatch(name)}
         if self.parent is not None and self.fork is not None:
-            own |= {k for k in self.parent.iterations() if k <= self.fork.iteration and self.steps(k)}
+            own |= {k for k in self.parent.iterations() if k <= self.fork.iteration and self.places(k)}
         return sorted(own)
+
+    def places(self, iteration: int) -> list[Address]:
+        """Where steps of an iteration were begun; of those before a fork, in the parent."""
+        theirs = self.parent.places(iteration) if self.parent is not None else []
+        theirs = [place for place in theirs if self.fork and self.fork.has(iteration, place.path.rpartition("/")[2])]
+        folder = f"{self.run}/{iteration:06d}"
+        own = [Address(f"{folder}/{step}", self.run, iteration) for step in self.store.list_dirs(folder)]
+        return [*theirs, *own]
 
     def steps(self, iteration: int) -> list[Manifest]:
         """What is on record of an iteration, in order of making."""
-        folder, theirs = f"{self.run}/{iteration:06d}", list[Manifest]()
-        if self.parent is not None and self.fork is not None and iteration <= self.fork.iteration:
-            theirs = [m for m in self.parent.steps(iteration) if self.fork.has(iteration, m.step)]
-        found = (read_manifest(self.store, f"{folder}/{step}/manifest.json") for step in self.store.list_dirs(folder))
-        return sorted([*theirs, *(m for m in found if m is not None)], key=lambda m: m.created_at)
+        found = (read_manifest(self.store, place.manifest) for place in self.places(iteration))
+        return sorted((m for m in found if m is not None), key=lambda m: m.created_at)
 
     def home(self, iteration: int) -> "Ledger":
         """The ledger of the run that an iteration was begun in."""

@@ -52,6 +52,8 @@ class Lineage:
 
 
 def trace(index: Index, node: Node) -> Lineage:
+    """Raises ManifestError if its manifest is gone."""
+    index.manifest(node)
     up, down = index.ancestors(node), index.descendants(node)
     return Lineage(node, tuple(up), tuple(down), index.configs([*up, node, *down]), _seeds(index, [*up, node]))
 

@@ -100,11 +100,10 @@ def _trajectory(index: Index, run: str, trajectory: str) -> Node:
             if start <= int(position) < stop and _holds(index, node, trajectory):
                 return node
     raise LookupError(
-        f"trajectory {trajectory!r}: not in run {run!r}; `rollbook show {run} --iteration K` lists the ids of an iteration"
+        f"trajectory {trajectory!r}: not in run {run!r}; `rollbook show {run} --iteration K` lists the ids of one"
     )
 
 
 def _holds(index: Index, node: Node, trajectory: str) -> bool:
-    manifest = Ledger(index.store, node.run or "").open(index.store.url_of(node.path))
-    ids = read_table(index.store, manifest, ["trajectory_id"], verify=False)["trajectory_id"]
+    ids = read_table(index.store, index.manifest(node), ["trajectory_id"], verify=False)["trajectory_id"]
     return ids.index(trajectory).as_py() >= 0

@@ -1,15 +1,26 @@
 """What the commands about records print: lineage as a tree, differences, faults, and what would be removed."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from data.audit import Audit
+from data.compare import TableDifference
+from data.diff import ManifestDifference, Parting, RunDifference
 from data.index import Node
 from data.lineage import Lineage
+from data.request import Difference
+from flows.views import table
+
+if TYPE_CHECKING:
+    from flows.reasons import Reasons
 
 SHORT = 16  # characters of a digest
+LISTED = 5  # of many names
 
 
 def lineage(console: Console, traced: Lineage, depth: int) -> None:
@@ -79,3 +90,93 @@ def _origins(console: Console, traced: Lineage) -> None:
     console.print("[bold]comes from[/]")
     for line in lines:
         console.print(f"  {line}", highlight=False, soft_wrap=True)
+
+
+def run_difference(console: Console, found: RunDifference) -> None:
+    _fields(console, "config", found.config, found.first, found.second)
+    for what, parting in (("by key", found.by_key), ("by content", found.by_content)):
+        console.print(f"{what}: {_parting(found, parting)}", highlight=False, soft_wrap=True)
+    if found.by_content is not None and found.by_content.first and found.by_content.second:
+        command = f"rollbook diff {found.by_content.first} {found.by_content.second}"
+        console.print(f"{found.shared} steps before have the same content; {command}", highlight=False, soft_wrap=True)
+
+
+def _parting(found: RunDifference, parting: Parting | None) -> str:
+    if parting is None:
+        return "they are the same throughout"
+    where = f"iteration {parting.iteration}, {parting.step}"
+    if parting.first is not None and parting.second is not None:
+        return f"they part at {where}"
+    return f"they are the same up to {where}, which {found.first if parting.first is None else found.second} lacks"
+
+
+def manifest_difference(console: Console, found: ManifestDifference) -> None:
+    _fields(console, "key", found.keyed, "A", "B")
+    _fields(console, "beside the key", found.beside, "A", "B")
+    if found.same_content:
+        console.print("the content is the same")
+    for name, difference in found.tables.items():
+        table_difference(console, name, difference)
+    if found.files:
+        console.print(f"files that differ: {', '.join(found.files)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def table_difference(console: Console, name: str, found: TableDifference) -> None:
+    made = table(f"{name}: {found.rows} rows in both", "column", "rows that differ", "first", "largest difference")
+    for column in found.columns:
+        largest = "-" if column.largest is None else f"{column.largest:.6g}"
+        made.add_row(column.column, str(column.rows), escape(column.first), largest)
+    console.print(made if found.columns else f"{name}: {found.rows} rows in both")
+    for what, names in (("A", found.only_recorded), ("B", found.only_again)):
+        if names:
+            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            console.print(
+                f"{len(names)} only in {what}: {', '.join(names[:LISTED])}{more}", markup=False, soft_wrap=True
+            )
+    if found.unlike:
+        console.print(f"columns of one alone, or of two types: {', '.join(found.unlike)}", highlight=False)
+    if found.reordered:
+        console.print("the rows in both come in another order")
+
+
+def _fields(console: Console, title: str, found: Sequence[Difference], first: str, second: str) -> None:
+    if not found:
+        console.print(f"{title}: the same", highlight=False)
+        return
+    console.print(f"{title}:", highlight=False, soft_wrap=True)
+    made = table("", "field", first, second)
+    for difference in found:
+        made.add_row(*(escape(_cut(text)) for text in (difference.name, difference.recorded, difference.asked)))
+    console.print(made)
+
+
+def reasons(console: Console, found: "Reasons") -> None:
+    if found.key is None:
+        console.print(f"{found.step} of iteration {found.iteration} is not on record: it would run", highlight=False)
+    elif not found.own and not found.above:
+        console.print(f"nothing: it is on record under this key, {found.key[:SHORT]}", highlight=False)
+    if found.own:
+        title = f"{found.step} of iteration {found.iteration} would run again; its key {(found.key or '')[:SHORT]}"
+        _fields(console, title, found.own, "recorded", "now")
+    if found.above:
+        first = found.above[0]
+        where = "" if first.iteration is None else f" of iteration {first.iteration}"
+        count = f"{len(found.above)} recorded step{'s' * (len(found.above) > 1)} that it is made of would run again"
+        _fields(console, f"{count}; the first, {first.step}{where}", first.fields, "recorded", "now")
+
+
+def audit(console: Console, run: str, found: Audit) -> None:
+    made = table("", "kind", "manifests", "files", "MiB", "s")
+    for kind in found.kinds:
+        size, seconds = f"{kind.bytes / 2**20:.2f}", f"{kind.seconds:.2f}"
+        made.add_row(kind.kind, str(kind.manifests), str(kind.files), size, seconds)
+    console.print(made)
+    for fault in found.faults:
+        console.print(fault, style="red", markup=False, highlight=False, soft_wrap=True)
+    count = len(found.faults)
+    console.print(f"{run}: {f'{count} fault{"s" * (count > 1)}' if count else 'everything is there and unaltered'}")
+
+
+def _cut(text: str) -> str:
+    """Digests as long as people read them."""
+    return re.sub(r"[0-9a-f]{64}", lambda digest: digest[0][:SHORT], text)

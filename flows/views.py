@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 SHOWN_AT_AN_END = 10
 LISTED = ("trajectory", "status", "reward", "advantage", "answer")
+LEFT = frozenset(
+    "run step answer trajectory check found why status field column first recorded now A B kind what file".split()
+)
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -28,12 +31,7 @@ def number(value: float | None, form: str = ".3f") -> str:
 def table(title: str, *columns: str) -> Table:
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:
-        made.add_column(
-            column,
-            justify="left"
-            if column in ("run", "step", "answer", "trajectory", "check", "found", "why", "status")
-            else "right",
-        )
+        made.add_column(column, justify="left" if column in LEFT else "right")
     return made
 
 

@@ -10,7 +10,7 @@ def told_of(tracking_uri: str, run_id: str) -> str:
         tags = MlflowClient(tracking_uri).get_run(run_id).data.tags
     except MlflowException as error:
         raise LookupError(
-            f"{run_id}: no digest on record begins so, and MLflow at {tracking_uri} has no such run ({error.error_code})"
+            f"{run_id}: no digest on record begins so, and MLflow at {tracking_uri} has no such run: {error.error_code}"
         ) from None
     if "rollbook.run" not in tags:
         raise LookupError(f"{run_id}: an MLflow run that is not Rollbook's: it has no tag rollbook.run")
