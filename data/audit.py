@@ -1,10 +1,11 @@
-"""Whether everything that a run is made of is still there and unaltered: each file hashed again, each key summed again."""
+"""Whether all that a run is made of is still there and unaltered: files are hashed again, keys summed up again."""
 
 import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 
 from data.attempt import read_manifest
 from data.checkpoints import FOLDER
@@ -67,17 +68,19 @@ def audit(ledger: Ledger, tell: Callable[[int, int], None] = lambda done, total:
 
 def _collect(ledger: Ledger, faults: list[str]) -> dict[str, Manifest]:
     """Manifests by URI; those that cannot be read, or are named and not there, are faults."""
-    store, found, asked = ledger.store, dict[str, Manifest](), set[str]()
-    waiting = [(path, "") for path in _entries(ledger)]
+    store, found, asked, waiting = ledger.store, dict[str, Manifest](), set[str](), list(_entries(ledger))
+    users: dict[str, str] = {}
     while waiting:
+        asked.update(waiting)
         with ThreadPoolExecutor(THREADS) as pool:
-            asked |= {path for path, _ in waiting}
-            read = list(pool.map(lambda place: _read(store, *place), waiting))
-        faults += [fault for _, fault in read if fault]
-        new = [manifest for manifest, _ in read if manifest is not None]
-        found |= {manifest.uri: manifest for manifest in new}
-        named = {store.path_of(uri): manifest.uri for manifest in new for uri in manifest.input_uris.values()}
-        waiting = sorted((path, user) for path, user in named.items() if path not in asked)
+            for manifest, fault in pool.map(partial(_read, store), waiting):
+                faults += fault
+                found |= {manifest.uri: manifest} if manifest else {}
+        users = {store.path_of(uri): m.uri for m in found.values() for uri in m.input_uris.values()}
+        waiting = sorted(set(users) - asked)
+    for path, user in users.items():
+        if not store.exists(path):
+            faults.append(f"{store.url_of(path)}: missing, but {user} was made from it; restore the file")
     return found
 
 
@@ -89,24 +92,21 @@ def _entries(ledger: Ledger) -> Iterator[str]:
         yield from (place.manifest for place in ledger.places(iteration))
 
 
-def _read(store: Store, path: str, user: str) -> tuple[Manifest | None, str]:
-    """(a manifest, or what is wrong with it). Without a user it may be missing: an attempt that was not committed."""
+def _read(store: Store, path: str) -> tuple[Manifest | None, list[str]]:
+    """(a manifest, what is wrong with it). One that is not there may be an attempt's that was not committed."""
     try:
-        found = read_manifest(store, path)
+        return read_manifest(store, path), []
     except ManifestError as error:
-        return None, str(error)
-    if found is None and user:
-        return None, f"{store.url_of(path)}: missing, but {user} was made from it; restore the file"
-    return found, ""
+        return None, [str(error)]
 
 
 def _inconsistent(manifest: Manifest, others: dict[str, Manifest]) -> Iterator[str]:
     keyed = manifest.model_dump(mode="json", include=set(KEYED))
     if json_digest(keyed) != manifest.key:
-        yield f"{manifest.uri}: altered: its key is not that of its step, inputs, config, seed and code; restore the file"
+        yield f"{manifest.uri}: altered: its key is not that of step, inputs, config, seed and code; restore it"
     for name, uri in manifest.input_uris.items():
         if uri in others and others[uri].content_digest != manifest.inputs[name]:
-            yield f"{uri}: altered: its content digest is not the one that {manifest.uri} was made from; restore the file"
+            yield f"{uri}: altered: its content digest is not what {manifest.uri} was made from; restore it"
 
 
 def _check(store: Store, entry: FileEntry) -> tuple[list[str], float]:

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN_AT_AN_END = 10
 LISTED = ("trajectory", "status", "reward", "advantage", "answer")
-LEFT = frozenset(
-    "run step answer trajectory check found why status field column first recorded now A B kind what file".split()
-)
+LEFT = {"run", "step", "answer", "trajectory", "check", "found", "why", "status"}
+LEFT |= {"field", "column", "first", "recorded", "now", "A", "B", "kind"}
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
