@@ -5,8 +5,11 @@ import errno
 import os
 import posixpath
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
@@ -14,6 +17,15 @@ from fsspec import AbstractFileSystem
 from data.files import Sink
 
 DIFFERENT_THERE = "other bytes are there already, and what is stored is never replaced"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as a listing has it."""
+
+    path: str
+    bytes: int
+    modified: float  # seconds since the epoch
 
 
 class Backend:
@@ -50,6 +62,17 @@ class Backend:
         except (FileNotFoundError, NotADirectoryError):
             return []
         return [posixpath.basename(e["name"].rstrip("/")) for e in found if e["type"] == "directory"]
+
+    def list_files(self, path: str) -> list[StoredFile]:
+        self.filesystem.invalidate_cache()
+        try:
+            found = self.filesystem.find(posixpath.join(self.root, path).rstrip("/"), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [
+            StoredFile(name.removeprefix(f"{self.root}/"), int(about["size"]), _modified(about))
+            for name, about in found.items()
+        ]
 
     def create(self, path: str, data: bytes) -> bool:
         """All or none of the bytes, unless something is there: then False. One of many wins."""
@@ -88,6 +111,12 @@ class Backend:
             reason,
             "set resources.store to a place that you can write, and check that no file is where a folder must be",
         )
+
+
+def _modified(about: Mapping[str, Any]) -> float:
+    """fsspec's file systems each have their own name for it."""
+    found = next(about[name] for name in ("mtime", "LastModified", "created") if name in about)
+    return found.timestamp() if isinstance(found, datetime) else float(found)
 
 
 class LocalBackend(Backend):

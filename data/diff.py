@@ -7,7 +7,7 @@ from typing import Any
 from data.columns import SCHEMAS, VOLATILE
 from data.compare import TableDifference, compare_tables
 from data.index import Index, Node
-from data.ledger import STEPS, Ledger
+from data.ledger import STEPS, Ledger, require_record
 from data.manifest import Manifest
 from data.request import KEYED, Difference, differences
 from data.store import Store
@@ -81,11 +81,10 @@ def compare_manifests(store: Store, first: Manifest, second: Manifest) -> Manife
 
 def compare_runs(index: Index, first: Ledger, second: Ledger) -> RunDifference:
     """Where two runs on record part. Raises LookupError for one that is not."""
-    configs = []
-    for ledger in (first, second):
-        if ledger.record is None:
-            raise LookupError(f"run {ledger.run!r}: not in {index.store.url}; `rollbook ls` lists what is there")
-        configs.append({name: value for name, value in ledger.record.config.items() if name not in NAMED})
+    configs = [
+        {name: value for name, value in require_record(ledger).config.items() if name not in NAMED}
+        for ledger in (first, second)
+    ]
     entries, others = index.of_run(first), index.of_run(second)
     order = sorted({*entries, *others}, key=_place)
     by_content = _parting(order, entries, others, lambda node: node.content_digest)

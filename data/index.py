@@ -125,6 +125,11 @@ class Index:
         """Everything that was made of it, oldest first."""
         return self._along(DOWN, node)
 
+    def made_elsewhere(self, run: str) -> list[Node]:
+        """What was made directly of a run's results, but is no entry of it."""
+        made = "SELECT made FROM edge JOIN node AS n ON n.path = edge.source WHERE n.run = ?"
+        return list(self._nodes(f"run != ? AND path IN ({made})", run, run))
+
     def configs(self, nodes: Iterable[Node]) -> dict[str, Any]:
         """The settings that steps read, by digest."""
         wanted = {node.config_digest for node in nodes}

@@ -1,5 +1,6 @@
 """The ledger: which steps of a run are on record, and where. A step is entered once; its key sums up what made it."""
 
+import difflib
 import json
 import re
 import uuid
@@ -32,6 +33,7 @@ __all__ = [
     "StepConflict",
     "list_runs",
     "read_table",
+    "require_record",
 ]
 
 SHARED = "shared"
@@ -215,6 +217,15 @@ def list_runs(store: Store) -> list[RunRecord]:
     """Every run of a store, newest first."""
     records = [_record(store, name) for name in store.list_dirs() if name != SHARED]
     return sorted((r for r in records if r is not None), key=lambda r: r.created_at, reverse=True)
+
+
+def require_record(ledger: Ledger) -> RunRecord:
+    """What a run was started with. Raises LookupError, with the nearest name, if nothing of it is on record."""
+    if ledger.record is not None:
+        return ledger.record
+    near = difflib.get_close_matches(ledger.run, [record.run for record in list_runs(ledger.store)], 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "; `rollbook ls` lists what is there"
+    raise LookupError(f"run {ledger.run!r}: not on record in {ledger.store.url}{hint}")
 
 
 def _record(store: Store, run: str) -> RunRecord | None:

@@ -4,11 +4,10 @@ RUN/ITERATION/STEP · RUN/ITERATION and RUN (the last policy) · RUN@VERSION (of
 of a manifest, or its folder in the store · the beginning of a content digest or key.
 """
 
-import difflib
 import re
 
 from data.index import Index, Node
-from data.ledger import STEPS, Ledger, list_runs
+from data.ledger import STEPS, Ledger, require_record
 from data.tables import read_table
 
 DIGEST = re.compile(r"[0-9a-f]{6,64}")
@@ -56,11 +55,7 @@ def _only(ref: str, found: list[Node]) -> Node:
 
 def _entries(index: Index, run: str) -> dict[tuple[int, str], Node]:
     ledger = Ledger(index.store, run)
-    if ledger.record is None:
-        names = [record.run for record in list_runs(index.store)]
-        near = difflib.get_close_matches(run, names, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; `rollbook ls` lists what is there"
-        raise LookupError(f"{run!r}: no run, digest or manifest on record in {index.store.url}{hint}")
+    require_record(ledger)
     return index.of_run(ledger)
 
 

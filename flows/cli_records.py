@@ -1,7 +1,10 @@
 """Commands that read the record: lineage, differences, checks, queries; and those that clear away."""
 
+import csv
 import json
 import re
+import sys
+import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,13 +14,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from data.audit import audit
 from data.diff import compare_manifests, compare_runs
 from data.index import Index, Node
-from data.ledger import Ledger, list_runs
+from data.ledger import Ledger, list_runs, require_record
 from data.lineage import trace
+from data.prune import clear, clear_copies, forks_of, old_copies, strays, surplus_states, whole_run
 from data.references import resolve
-from flows import reading
 from flows import record_views as views
 from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, command, console, open_store
 from flows.config import parse
+from infra import driver
 from infra.home import Home
 
 Ref = Annotated[
@@ -27,7 +31,7 @@ Ref = Annotated[
         help="RUN/ITERATION/STEP, RUN@VERSION, RUN:TRAJECTORY, the beginning of a digest, a URI, or an MLflow run id.",
     ),
 ]
-
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would go.")]
 MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -95,7 +99,7 @@ def why(
 ) -> None:
     """Which fields of a step's key would make it run again: as it is on record, and as it would be asked for now."""
     ledger = Ledger(open_store(store, store_endpoint)[1], name)
-    config = parse(reading.require_record(ledger).config, overrides)
+    config = parse(require_record(ledger).config, overrides)
     from flows.reasons import reasons
 
     found = reasons(ledger, config, iteration, step)
@@ -114,7 +118,7 @@ def verify(
 ) -> None:
     """Hash every file of a run again, of what it was made of too; exit code 1 if one is missing or altered."""
     ledger = Ledger(open_store(store, store_endpoint)[1], name)
-    reading.require_record(ledger)
+    require_record(ledger)
     columns = (TextColumn("hashing"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console, transient=True, disable=as_json) as progress:
         bar = progress.add_task("hashing", total=None)
@@ -125,3 +129,90 @@ def verify(
         views.audit(console, name, found)
     if found.faults:
         raise typer.Exit(1)
+
+
+@command
+def prune(
+    name: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="By default all runs, and this home's cache.")
+    ] = None,
+    unused_h: Annotated[float, typer.Option("--unused-h", min=0, help="Hours after which a local copy is old.")] = 24.0,
+    yes: Yes = False,
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
+    as_json: AsJson = False,
+) -> None:
+    """Clear away training states beyond `[checkpoint]`, what killed processes left, and old local copies.
+
+    No table, no policy and no record of a step is ever among it. What a living process of this machine works on stays.
+    """
+    home, opened = open_store(store, store_endpoint)
+    records = [require_record(Ledger(opened, name))] if name else list_runs(opened)
+    holders = {record.run: driver.holder_of(home.run_folder(record.run)) for record in records}
+    idle = [run for run, holder in holders.items() if holder is None]
+    removals = [removal for run in idle for removal in surplus_states(Ledger(opened, run))]
+    if name is None or idle:
+        found = strays(opened, name, time.time())
+        removals += [removal for removal in found if holders.get(removal.name.split("/")[0]) is None]
+    before = min([time.time() - 3600 * unused_h, *(holder.started for holder in holders.values() if holder)])
+    copies = [] if name else old_copies(home.cache, before)
+    if yes:
+        clear(opened, removals)
+        clear_copies(copies, before)
+    if as_json:
+        gone = [{**asdict(removal), "paths": list(removal.paths)} for removal in removals]
+        print(json.dumps({"removed": yes, "removals": gone, "copies": [str(folder) for folder in copies]}))
+    else:
+        views.removals(console, removals, copies, yes)
+        for run in sorted(set(holders) - set(idle)):
+            console.print(f"{run} is being driven: left as it is", highlight=False)
+
+
+@command
+def rm(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    yes: Yes = False,
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
+) -> None:
+    """Remove a run and all that it made. Refused while a fork refers to it, or a process drives it."""
+    home, opened = open_store(store, store_endpoint)
+    require_record(Ledger(opened, name))
+    if forks := forks_of(opened, name):
+        raise ValueError(f"run {name!r}: {', '.join(forks)} refer to it, as forks; remove them first")
+    if (holder := driver.holder_of(home.run_folder(name))) is not None:
+        raise driver.busy(name, holder)
+    users = Index(opened, home.cache).made_elsewhere(name)
+    removal = whole_run(opened, name)
+    if yes:
+        with driver.driving(home.run_folder(name), name):
+            opened.remove(removal.paths)
+    views.removals(console, [removal], [], yes)
+    if users:
+        console.print(f"{len(users)} results elsewhere are made of it and lose their sources: {users[0].name}, ...")
+
+
+@command
+def query(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="Of rollouts, rewards, replays, advantages and steps.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask all iterations of a run in SQL; each view has the column `iteration`, `steps` has the metrics as a map."""
+    from data.query import connect
+
+    ledger = Ledger(open_store(store, store_endpoint)[1], name)
+    require_record(ledger)
+    with connect(ledger) as database:
+        found = database.sql(sql)
+        columns, rows = (found.columns, found.fetchall()) if found is not None else ([], [])
+    if as_json:
+        print(json.dumps({"columns": columns, "rows": [[views.plain_json(value) for value in row] for row in rows]}))
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerows([columns, *([views.cell_text(value) for value in row] for row in rows)])
+    else:
+        views.rows(console, columns, rows)

@@ -1,11 +1,16 @@
 """What the commands about records print: lineage as a tree, differences, faults, and what would be removed."""
 
+import json
+import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree
 
 from data.audit import Audit
@@ -13,13 +18,15 @@ from data.compare import TableDifference
 from data.diff import ManifestDifference, Parting, RunDifference
 from data.index import Node
 from data.lineage import Lineage
+from data.prune import Removal
 from data.request import Difference
-from flows.views import table
+from flows.views import plain, table
 
 if TYPE_CHECKING:
     from flows.reasons import Reasons
 
 SHORT = 16  # characters of a digest
+CELL = 60  # characters of a query's value
 LISTED = 5  # of many names
 
 
@@ -175,6 +182,55 @@ def audit(console: Console, run: str, found: Audit) -> None:
         console.print(fault, style="red", markup=False, highlight=False, soft_wrap=True)
     count = len(found.faults)
     console.print(f"{run}: {f'{count} fault{"s" * (count > 1)}' if count else 'everything is there and unaltered'}")
+
+
+def removals(console: Console, found: Sequence[Removal], copies: Sequence[Path], done: bool) -> None:
+    made = table("", "what", "name", "files", "MiB")
+    for removal in found:
+        size = f"{removal.bytes / 2**20:.2f}"
+        made.add_row(removal.what, escape(removal.name), str(len(removal.paths)), size)
+    for folder in copies:
+        sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
+        made.add_row("local copy", escape(folder.name[:SHORT]), str(len(sizes)), f"{sum(sizes) / 2**20:.2f}")
+    if not found and not copies:
+        console.print("nothing to remove")
+        return
+    console.print(made)
+    console.print("removed" if done else "nothing was removed; --yes removes it")
+
+
+def rows(console: Console, columns: Sequence[str], found: Sequence[Sequence[object]]) -> None:
+    """The answer to a query."""
+    made = Table(header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(escape(column))
+    for row in found:
+        made.add_row(*(Text(_short(plain(cell_text(value)))) for value in row))
+    console.print(made)
+    console.print(f"{len(found)} row{'' if len(found) == 1 else 's'}", highlight=False)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= CELL else f"{text[: CELL - 3]}..."
+
+
+def cell_text(value: object) -> str:
+    """A value as text: nothing for null, JSON for what is nested."""
+    if value is None:
+        return ""
+    nested = isinstance(value, dict | list | tuple)
+    return json.dumps(plain_json(value)) if nested else str(value)
+
+
+def plain_json(value: object) -> Any:
+    """As JSON has it: what is not finite is null, what it has no form for is text."""
+    if isinstance(value, dict):
+        return {str(name): plain_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int | bool) else str(value)
 
 
 def _cut(text: str) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN_AT_AN_END = 10
 LISTED = ("trajectory", "status", "reward", "advantage", "answer")
 LEFT = {"run", "step", "answer", "trajectory", "check", "found", "why", "status"}
-LEFT |= {"field", "column", "first", "recorded", "now", "A", "B", "kind"}
+LEFT |= {"field", "column", "first", "recorded", "now", "A", "B", "kind", "what", "name"}
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
