@@ -1,7 +1,7 @@
 """What a recorded thing was made of, down to model, prompts, code and seed, and what was made of it."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from data.index import Index, Node
@@ -60,7 +60,7 @@ def trace(index: Index, node: Node) -> Lineage:
 
 def described(node: Node) -> dict[str, Any]:
     """JSON-ready."""
-    return {"name": node.name, **asdict(node)}
+    return {"name": node.name, **vars(node), "inputs": {name: vars(value) for name, value in node.inputs.items()}}
 
 
 def _seeds(index: Index, nodes: Iterable[Node]) -> dict[str, int]:

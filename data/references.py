@@ -60,9 +60,13 @@ def _entries(index: Index, run: str) -> dict[tuple[int, str], Node]:
 
 
 def _step(index: Index, run: str, iteration: str | None = None, step: str = "publish", *more: str) -> Node:
+    if iteration is not None and not more:
+        ledger = Ledger(index.store, run)
+        require_record(ledger)
+        if (found := index.find(ledger.at(int(iteration), step).manifest)) is not None:
+            return found
     entries = _entries(index, run)
-    published = [k for k, name in entries if name == step]
-    number = max(published, default=0) if iteration is None else int(iteration)
+    number = max((k for k, name in entries if name == step), default=0) if iteration is None else int(iteration)
     if more or (number, step) not in entries:
         there = [name for k, name in entries if k == number]
         here = f"its iteration {number} has {', '.join(there)}" if there else f"it has no iteration {number}"
