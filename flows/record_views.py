@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,6 +229,8 @@ def plain_json(value: object) -> Any:
         return {str(name): plain_json(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [plain_json(part) for part in value]
+    if isinstance(value, Decimal):
+        value = float(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int | bool) else str(value)
