@@ -158,6 +158,14 @@ def load(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     return parse(raw)
 
 
+def changed(config: RunConfig, overrides: list[str]) -> RunConfig:
+    """The config with `a.b=c` applied. Raises ConfigError."""
+    raw = config.model_dump(mode="json")
+    for override in overrides:
+        _apply(raw, override)
+    return parse(raw)
+
+
 def parse(raw: dict[str, Any]) -> RunConfig:
     """A nested dict -> RunConfig. Raises ConfigError."""
     try:

@@ -22,8 +22,8 @@ from tasks.step import OTHER_SOURCE, Note
 IMPORT_RUN = "import"  # names a fleet, never a folder in the store
 
 
-def plan(config: RunConfig) -> list[Note]:
-    """Which steps are on record and which would run, in order. Nothing is written.
+def plan(config: RunConfig, through: str | None = None) -> list[Note]:
+    """Which steps are on record and which would run, in order, up to `through`. Nothing is written.
 
     Raises RunConflict or StepConflict if the run is on record with other settings.
     """
@@ -34,18 +34,20 @@ def plan(config: RunConfig) -> list[Note]:
     if ledger.store.exists(f"{config.run}/run.json"):
         ledger.open_or_create(config)
     run = make_run(config, ledger, home)
+    if through is not None:
+        run.only_through(through)
     training.plan(config, run)
     return run.notes
 
 
-def launch(config: RunConfig, console: Console) -> None:
-    """Run what is not on record, showing progress; then say what came out and where to look."""
+def launch(config: RunConfig, console: Console, through: str | None = None) -> None:
+    """Run what is not on record, up to the step `through`, showing progress; then say what came out."""
     from flows import training
 
     started = time.perf_counter()
     log_to_terminal(console)
     _require_free(config)
-    notes = plan(config)
+    notes = plan(config, through)
     waiting = [note for note in notes if not note.recorded]
     if old := sum(note.reason == OTHER_SOURCE for note in notes):
         console.print(
@@ -61,10 +63,12 @@ def launch(config: RunConfig, console: Console) -> None:
             soft_wrap=True,
         )
         with _Terminal(config, console):
-            training.train(config)
+            training.train(config, through)
     else:
         console.print(f"{config.run}: every step is on record; nothing to run.")
-        training.train.fn(config)
+        training.train.fn(config, through)
+    if through is not None:
+        return
     ledger = open_ledger(config, Home.find())
     views.result(console, summarize(ledger), time.perf_counter() - started, _place(config.resources))
 

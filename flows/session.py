@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from data.ledger import Ledger
+from data.ledger import Ledger, changes
 from data.store import Store
 from data.summary import summarize
 from flows.config import RunConfig
@@ -72,7 +72,20 @@ def open_ledger(config: RunConfig, home: Home) -> Ledger:
 
 def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:
     params = config.model_dump(mode="json")
-    return Tracker(home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, params)
+    return Tracker(home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, params, _fork_tags(ledger))
+
+
+def _fork_tags(ledger: Ledger) -> dict[str, str] | None:
+    record, fork = ledger.record, ledger.fork
+    if record is None or fork is None or ledger.parent is None or ledger.parent.record is None:
+        return None
+    changed = "; ".join(map(str, changes(ledger.parent.record, record)))
+    return {
+        "rollbook.parent": fork.run,
+        "rollbook.fork_iteration": str(fork.iteration),
+        "rollbook.fork_step": fork.step,
+        "rollbook.changed": changed or "nothing",
+    }
 
 
 def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
@@ -89,6 +102,7 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         watchers=[lambda note: require_going_on(), *watchers],
         checkpoint=config.checkpoint,
         iterations=config.iterations,
+        start=ledger.fork,
         execution={
             "threads": threads,
             "engine_batch": config.engine.batch,
