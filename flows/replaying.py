@@ -124,9 +124,7 @@ def first_reader(setting: str) -> str:
     """The first step that reads a setting. Raises ConfigError for one that is read before any iteration."""
     fitting = [name for name in FIRST_READER if setting == name or setting.startswith(f"{name}.")]
     if not fitting:
-        raise ConfigError(
-            f"{setting}: training begins from it, so no iteration can be repeated with another; take a new run"
-        )
+        raise ConfigError(f"{setting}: training begins with it, so no iteration has another; take a new run name")
     return FIRST_READER[max(fitting, key=len)]
 
 

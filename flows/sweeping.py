@@ -20,14 +20,15 @@ from tasks.evaluate import Evaluation, evaluate
 from tasks.state import keep_for_later
 from tasks.step import Run
 
+SHOWN = 6
 COMPARED = (
     "held_out/sampled",
     "held_out/greedy",
     "reward/mean",
     "value/explained_variance",
+    "kl/k3",
     "loss/policy",
     "loss/value",
-    "kl/k3",
     "clip_fraction/high",
     "grad_norm",
     "entropy",
@@ -54,7 +55,8 @@ class Variant:
 
 def telling(found: Sequence[Variant]) -> list[str]:
     """Of the metrics that people compare, those in which the variants differ."""
-    return [name for name in COMPARED if len({v.metrics.get(name) for v in found}) > 1] or ["loss/policy"]
+    differing = [name for name in COMPARED if len({v.metrics.get(name) for v in found}) > 1]
+    return differing[:SHOWN] or ["loss/policy"]
 
 
 def combinations(grid: Sequence[str]) -> list[dict[str, str]]:
@@ -104,24 +106,38 @@ def sweep(config: RunConfig, iteration: int, grid: list[str], held_out: bool = F
 
     config: the recorded one. Results lie in the store under their keys, so the same variant is never made twice.
     """
-    asked, home = variants(config, grid), Home.find()
-    first = min((first_reader(name) for name in asked[0][0]), key=STEPS.index)
-    ledger = open_ledger(config, home)
-    start = Fork(run=config.run, iteration=iteration, step=first)
-    last = "publish" if held_out else "train"
-    aside = frozenset(STEPS[STEPS.index(first) :]) | frozenset(EVALUATION)
-    run = replace(make_run(config, ledger, home), start=start, aside=aside)
-    run.only_through(last)
-    if held_out:
-        run.steps = STEPS
-    head = head_of(ledger, iteration)
+    asked = variants(config, grid)
+    run = _run(config, iteration, list(asked[0][0]), held_out)
+    head = head_of(run.ledger, iteration)
     try:
-        run.get_ready()
-        if isinstance(head.state, Manifest):
-            keep_for_later(run, head.state)
+        if not all(_known(run, own, head, iteration, held_out) for _, own in asked):
+            run.get_ready()
+            if isinstance(head.state, Manifest):
+                keep_for_later(run, head.state)
         return [_variant(run, own, settings, head, iteration, held_out) for settings, own in asked]
     finally:
         run.fleet.close()
+
+
+def _run(config: RunConfig, iteration: int, settings: list[str], held_out: bool) -> Run:
+    """Steps before the first that reads a setting are as recorded; the others lie aside."""
+    home = Home.find()
+    ledger = open_ledger(config, home)
+    first = min(map(first_reader, settings), key=STEPS.index)
+    start = Fork(run=config.run, iteration=iteration, step=first)
+    aside = frozenset(STEPS[STEPS.index(first) :]) | frozenset(EVALUATION)
+    run = replace(make_run(config, ledger, home), start=start, aside=aside)
+    run.only_through("publish" if held_out else "train")
+    if held_out:
+        run.steps = STEPS
+    return run
+
+
+def _known(run: Run, config: RunConfig, head: Head, iteration: int, held_out: bool) -> bool:
+    """Whether a variant is wholly on record, so that nothing has to be started for it."""
+    planned = replace(run, planning=True, watchers=(), notes=[])
+    after = one_iteration(config, planned, iteration, head)
+    return isinstance(after.state, Manifest) and (not held_out or bool(_accuracy(planned, config, iteration, after)))
 
 
 def _variant(

@@ -230,7 +230,8 @@ def fork(console: Console, compared: Json) -> None:
 def variants(console: Console, title: str, found: "Sequence[Variant]", shown: Sequence[str]) -> None:
     """A row for each variant of a sweep: its settings, and the metrics in which variants differ."""
     names = list(found[0].settings)
-    made = table(title, *names, *shown, "s")
+    short = [name.split(".")[-1] for name in names]
+    made = table(title, *(short if len(set(short)) == len(short) else names), *shown, "s")
     for variant in found:
         cells = [number(variant.metrics.get(name), ".4g") for name in shown]
         made.add_row(*(variant.settings[name] for name in names), *cells, number(variant.seconds, ".2f"))

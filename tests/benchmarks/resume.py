@@ -17,31 +17,14 @@ os.environ["ROLLBOOK_HOME"] = tempfile.mkdtemp(prefix="rollbook-benchmark-")
 
 from rich.console import Console
 
-from data.ledger import Address, Ledger, Request
-from data.manifest import Manifest
 from data.summary import summarize
 from flows.config import load
 from flows.launch import plan
-from flows.session import make_run, open_ledger
-from flows.training import begin, one_iteration
 from infra.home import Home
+from tests.recorder import record_run
 from tests.seaweed import seaweed
 
 ROOT = Path(__file__).parents[2]
-METRICS = {f"metric/{i}": float(i) for i in range(25)}  # as many as a step of the quickstart has
-
-
-class Recorder:
-    """In the place of a fleet: enters each step without running its body."""
-
-    def warm(self, role: Any) -> None: ...
-
-    def run(
-        self, role: Any, wrapper: Any, body: Any, ledger: Ledger, address: Address, request: Request, *rest: Any
-    ) -> Manifest:
-        facts = {"policy_version": address.iteration or 0, "cursor": {"start": 0, "end": 1}}
-        metrics = METRICS | {"reward/mean": 0.5}
-        return ledger.writer(address, request).commit(metrics=metrics, facts=facts, content_digest=request.key)
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -54,18 +37,12 @@ def measure(place: str, store: str, iterations: int) -> None:
     config = load(ROOT / "flows/configs/sort.toml", [f"resources.store={store}", f"iterations={iterations}"])
     home = Home.find()
     home.prepare()
-    ledger = open_ledger(config, home)
-    ledger.open_or_create(config)
-    run = make_run(config, ledger, home)
-    run.fleet, run.watchers = Recorder(), ()  # ty: ignore[invalid-assignment]
-    head = begin(config, run)
-    for k in range(iterations):
-        head = one_iteration(config, run, k, head)
+    run, _ = record_run(config, home, iterations)
     notes: list[Any] = []
     planned = seconds(lambda: notes.extend(plan(config)))
     waiting = [note for note in notes if not note.recorded]
     assert {note.iteration for note in waiting} <= {0, iterations}, waiting[:3]  # the evaluations
-    listed = seconds(lambda: summarize(ledger))
+    listed = seconds(lambda: summarize(run.ledger))
     Console().print(
         f"{place}: {iterations} iterations, {len(notes)} steps known after {planned:.2f} s "
         f"({1000 * planned / iterations:.2f} ms an iteration); `show` reads all in {listed:.2f} s"
