@@ -39,6 +39,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on from what is on record", style="yellow")
             raise typer.Exit(STOPPED) from None
+        except typer.Exit:  # it has said what it had to
+            raise
         except Exception as error:
             log.debug("failed", exc_info=True)
             Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
