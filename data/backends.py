@@ -15,6 +15,14 @@ from data.files import Sink
 
 DIFFERENT_THERE = "other bytes are there already, and what is stored is never replaced"
 
+ANOTHER_PLACE = "set resources.store to a place that you can write, and check that no file is where a folder must be"
+MORE_ROOM = "make room on that disk; the same command then goes on"
+FIXES = {
+    errno.ENOSPC: MORE_ROOM,
+    errno.EDQUOT: MORE_ROOM,
+    errno.EROFS: f"give back the right to write there, and the same command goes on; or {ANOTHER_PLACE}",
+}
+
 
 class Backend:
     """Any fsspec file system, such as memory://. Paths are relative to the root."""
@@ -81,13 +89,10 @@ class Backend:
     def check(self) -> None:
         """Raises one of `failures` for what can be known before writing."""
 
-    def explain(self, error: Exception) -> tuple[str, str]:
+    def explain(self, error: BaseException) -> tuple[str, str]:
         """What went wrong in few words, and what to do."""
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return (
-            reason,
-            "set resources.store to a place that you can write, and check that no file is where a folder must be",
-        )
+        return reason, FIXES.get(getattr(error, "errno", None), ANOTHER_PLACE)
 
 
 class LocalBackend(Backend):

@@ -33,6 +33,7 @@ StoreUrl = Annotated[str | None, typer.Option("--store", help="fsspec URL of the
 Endpoint = Annotated[str | None, typer.Option("--store-endpoint", help="Of an S3 service; else AWS_ENDPOINT_URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 STOPPED = 130
+LOOKING_S = 5.0  # whoever asks at a terminal asks again
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -231,7 +232,7 @@ def export_model(
 def _open_store(url: str | None, endpoint: str | None) -> tuple[Home, Store]:
     home = Home.find()
     home.prepare()
-    return home, Store(url or home.store_url, endpoint)
+    return home, Store(url or home.store_url, endpoint, LOOKING_S)
 
 
 def main() -> None:

@@ -65,7 +65,8 @@ def session(config: RunConfig) -> Iterator[Session]:
 
 def open_ledger(config: RunConfig, home: Home) -> Ledger:
     resources = config.resources
-    return Ledger(Store(resources.store or home.store_url, resources.store_endpoint), config.run)
+    store = Store(resources.store or home.store_url, resources.store_endpoint, resources.store_patience_s)
+    return Ledger(store, config.run)
 
 
 def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:

@@ -107,7 +107,7 @@ def test_a_missing_bucket(s3: ObjectStore):
 
 def test_an_endpoint_that_does_not_answer(s3: ObjectStore):
     endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
-    store = Store(s3.place(), endpoint)
+    store = Store(s3.place(), endpoint, patience_s=0)
     with pytest.raises(StoreError, match=f"{endpoint} does not answer: EndpointConnectionError.*store_endpoint"):
         store.check_writable()
 
