@@ -134,9 +134,13 @@ class LocalBackend(Backend):
         target = self.local(path)
         _make_folders(target.parent)
         with target.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                target.unlink(missing_ok=True)  # half a file would take room on a disk that is perhaps full
+                raise
         _sync_folder(target.parent)
 
 

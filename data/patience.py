@@ -20,7 +20,11 @@ class Patience:
     """
 
     def __init__(
-        self, place: str, seconds: float, passing: Callable[[BaseException], bool], reason: Callable[[BaseException], str]
+        self,
+        place: str,
+        seconds: float,
+        passing: Callable[[BaseException], bool],
+        reason: Callable[[BaseException], str],
     ) -> None:
         self._place, self._seconds, self._reason = place, seconds, reason
         self._began: float | None = None  # of the outage, monotonic seconds

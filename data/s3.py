@@ -1,7 +1,7 @@
 """S3: conditional create, parts for what is large, versions, and errors in plain words.
 
-Requests go through s3fs, which signs and reconnects; `Patience` waits for a server that does not answer. Credentials are found by botocore (variables, profile,
-instance role) in each process and never travel.
+Requests go through s3fs, which signs and reconnects, and `Patience`, which waits for a server that does not answer.
+Credentials are found by botocore (variables, profile, instance role) in each process and never travel.
 """
 
 import contextlib

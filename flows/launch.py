@@ -1,5 +1,6 @@
 """From a checked config to a finished run, in a terminal."""
 
+import logging
 import time
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from infra.home import Home
 from tasks.import_model import import_model
 from tasks.step import OTHER_SOURCE, Note
 
+log = logging.getLogger("rollbook")
 IMPORT_RUN = "import"  # names a fleet, never a folder in the store
 
 
@@ -40,8 +42,6 @@ def plan(config: RunConfig) -> list[Note]:
 
 def launch(config: RunConfig, console: Console) -> None:
     """Run what is not on record, showing progress; then say what came out and where to look."""
-    from flows import training
-
     started = time.perf_counter()
     log_to_terminal(console)
     _require_free(config)
@@ -61,8 +61,10 @@ def launch(config: RunConfig, console: Console) -> None:
             soft_wrap=True,
         )
         with _Terminal(config, console):
-            training.train(config)
+            _train(config)
     else:
+        from flows import training
+
         console.print(f"{config.run}: every step is on record; nothing to run.")
         training.train.fn(config)
     ledger = open_ledger(config, Home.find())
@@ -99,6 +101,21 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
         return import_model(run, path)
     finally:
         run.fleet.close()
+
+
+def _train(config: RunConfig) -> None:
+    """The flow. If Prefect goes away, what matters is whether all is on record."""
+    from flows import training
+    from infra.prefect_tasks import Unanswered, require_prefect
+
+    require_prefect()
+    try:
+        training.train(config)
+    except Unanswered as error:
+        reason = f"Prefect does not answer any more ({type(error).__name__}: {' '.join(str(error).split())})"
+        if not all(note.recorded for note in plan(config)):
+            raise ConnectionError(f"{reason}; the same command goes on from what is on record") from error
+        log.warning("%s: it was not told that the run has ended. All is on record", reason)
 
 
 def _require_free(config: RunConfig) -> None:

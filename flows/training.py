@@ -12,7 +12,7 @@ from data.summary import IterationSummary, note_wall, summarize_iteration
 from flows.config import RunConfig
 from flows.pages import artifact_key, iteration_line, iteration_page
 from flows.session import Session, session
-from infra.prefect_tasks import ProgressPage, as_task, show_markdown
+from infra.prefect_tasks import as_task
 from infra.tracking import IterationRecord, Tracker
 from tasks.advantages import estimate_advantages
 from tasks.evaluate import Evaluation, evaluate
@@ -45,12 +45,11 @@ class Head:
 def train(config: RunConfig) -> None:
     """PPO, or one of its kin, for `config.iterations` iterations, with a held-out evaluation before and after."""
     with session(config) as opened:
-        progress = ProgressPage(f"progress-{artifact_key(config.run)}", f"Iterations of {config.run}")
         head = begin(config, opened.run)
         held_out(opened, 0, head)
         for k in range(config.iterations):
             head = on_record(opened, k, head) or run_iteration(opened, k, head)
-            progress.update((k + 1) / config.iterations)
+            opened.show_progress((k + 1) / config.iterations)
         if config.iterations:
             held_out(opened, config.iterations, head)
         opened.keep_plot()
@@ -128,7 +127,7 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
         summary = record(opened, iteration)
         log.info(iteration_line(summary))
         key = f"iteration-{artifact_key(opened.config.run)}"
-        show_markdown(key, iteration_page(summary), iteration_line(summary).strip())
+        opened.pages.show(key, iteration_page(summary), iteration_line(summary).strip())
         return after
 
     return as_task(f"iteration-{k}", body, iteration=k)

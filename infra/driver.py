@@ -141,6 +141,7 @@ def log_to_terminal(console: Console) -> None:
     """Rollbook's own lines, and nobody else's, on the terminal."""
     log.addHandler(_ConsoleHandler(console))
     log.propagate = False
+    logging.raiseExceptions = False  # a library whose log cannot be sent would print so
 
 
 class _ConsoleHandler(logging.Handler):

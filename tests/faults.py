@@ -56,6 +56,13 @@ class Truncated(Fault):
 
 
 @dataclass
+class Shortened(Fault):
+    """The body is cut and its Content-Length agrees, so that no client can tell."""
+
+    keep: int = 0
+
+
+@dataclass
 class Reset(Fault):
     """The connection is reset, with the request `done` (its answer is lost) or not."""
 
@@ -181,6 +188,10 @@ async def _relay(answer: _Message, writer: asyncio.StreamWriter, fault: Fault | 
         writer.write(answer.head + answer.body[: fault.keep])
         await writer.drain()
         return False
+    if isinstance(fault, Shortened):
+        body = answer.body[: fault.keep]
+        length = b"\r\nContent-Length: %d" % len(body)
+        answer = _Message(re.sub(rb"\r\ncontent-length:[^\r]*", length, answer.head, flags=re.I), body)
     if isinstance(fault, Slow):
         await asyncio.sleep(fault.delay_s)
         writer.write(answer.head)
