@@ -10,6 +10,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 log = logging.getLogger("rollbook")
 PATIENCE_S = 120.0
 LONGEST_PAUSE_S = 3.0
+CLEANING_S = 10.0  # after giving up: what comes later is a new attempt, with patience of its own
 
 
 class Patience:
@@ -28,7 +29,7 @@ class Patience:
     ) -> None:
         self._place, self._seconds, self._reason = place, seconds, reason
         self._began: float | None = None  # of the outage, monotonic seconds
-        self._failed = 0.0  # last
+        self._gave_up = 0.0  # monotonic seconds
         self._lock = threading.Lock()
         self._retrying = Retrying(
             retry=retry_if_exception(passing),
@@ -39,11 +40,14 @@ class Patience:
 
     def __call__[T](self, call: Callable[[], T]) -> T:
         """What `call` returns, or raises once it is not worth waiting, or no longer."""
+        with self._lock:
+            if self._gave_up and time.monotonic() - self._gave_up > CLEANING_S:
+                self._began, self._gave_up = None, 0.0
         result = self._retrying.copy()(call)
         with self._lock:
             if self._began is not None and self._seconds:
                 log.warning("store %s answers again after %.0f s", self._place, time.monotonic() - self._began)
-            self._began = None
+            self._began, self._gave_up = None, 0.0
         return result
 
     def _over(self, state: RetryCallState) -> bool:
@@ -51,10 +55,12 @@ class Patience:
         error = state.outcome.exception() if state.outcome else None
         now = time.monotonic()
         with self._lock:
-            if self._began is None or now - self._failed > self._seconds:
+            if self._began is None:
                 self._began = now
                 if self._seconds and error is not None:
                     told = (self._place, self._reason(error), self._seconds)
                     log.warning("store %s: %s; trying for another %.0f s", *told)
-            self._failed = now
-            return now - self._began >= self._seconds
+            if now - self._began < self._seconds:
+                return False
+            self._gave_up = now
+            return True

@@ -19,6 +19,7 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     CredentialRetrievalError,
+    FlexibleChecksumError,
     NoCredentialsError,
     PartialCredentialsError,
     ProfileNotFound,
@@ -40,7 +41,7 @@ CONFLICTS = 8  # tries, over half a minute
 
 CONFLICT, PRECONDITION_FAILED = 409, 412
 TOO_MANY, SERVER_ERROR, UNKNOWN_METHOD, FULL = 429, 500, 501, 507
-UNANSWERED = (ConnectionFailed, *S3_RETRYABLE_ERRORS)  # or not to the end
+UNANSWERED = (ConnectionFailed, FlexibleChecksumError, *S3_RETRYABLE_ERRORS)  # or not whole
 UNKNOWN = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, CredentialRetrievalError)
 REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403")
 Call = Callable[..., dict[str, Any]]
@@ -136,6 +137,8 @@ class S3Backend(Backend):
             return f"no room left: {at} answers {status} {code}", "give it more room; the same command then goes on"
         if passing(error) and status:
             return f"{at} answers {status} {code}", "wait until it is well; the same command then goes on"
+        if isinstance(error, FlexibleChecksumError):
+            return f"what {at} sent was damaged on its way", "run the same command again, and check the network"
         if isinstance(error, UNANSWERED):
             fix = "check resources.store_endpoint and the network; the same command goes on when it answers"
             return f"{at} does not answer: {type(error).__name__}", fix

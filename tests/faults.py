@@ -57,9 +57,10 @@ class Truncated(Fault):
 
 @dataclass
 class Shortened(Fault):
-    """The body is cut and its Content-Length agrees, so that no client can tell."""
+    """The body is cut and its Content-Length agrees; `unseen`: S3's checksum, which would tell, is left out too."""
 
     keep: int = 0
+    unseen: bool = True
 
 
 @dataclass
@@ -191,7 +192,8 @@ async def _relay(answer: _Message, writer: asyncio.StreamWriter, fault: Fault | 
     if isinstance(fault, Shortened):
         body = answer.body[: fault.keep]
         length = b"\r\nContent-Length: %d" % len(body)
-        answer = _Message(re.sub(rb"\r\ncontent-length:[^\r]*", length, answer.head, flags=re.I), body)
+        head = re.sub(rb"\r\ncontent-length:[^\r]*", length, answer.head, flags=re.I)
+        answer = _Message(re.sub(rb"\r\nx-amz-checksum[^\r]*", b"", head, flags=re.I) if fault.unseen else head, body)
     if isinstance(fault, Slow):
         await asyncio.sleep(fault.delay_s)
         writer.write(answer.head)

@@ -3,6 +3,7 @@
 import logging
 import pickle
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -80,7 +81,7 @@ def read_columns(stage: Stage, store: Store) -> None:
 
 
 def copy(stage: Stage, store: Store) -> None:
-    folder = store.local_copy(stage.made.files, stage.cache)
+    folder = store.local_copy(stage.made.files, stage.cache / uuid.uuid4().hex)
     assert (folder / "rollouts-000.parquet").stat().st_size == stage.made.files[0].bytes
 
 
@@ -93,15 +94,17 @@ def list_iterations(stage: Stage, store: Store) -> None:
 
 
 def write(stage: Stage, store: Store) -> None:
-    write_table(store, "t", stage.rollouts)
-    assert stage.past.read_bytes("t") == stage.past.read_bytes(stage.past.path_of(stage.made.files[0].uri))
+    path = f"{uuid.uuid4().hex}/t"
+    write_table(store, path, stage.rollouts)
+    assert stage.past.read_bytes(path) == stage.past.read_bytes(stage.past.path_of(stage.made.files[0].uri))
 
 
 def write_large(stage: Stage, store: Store) -> None:
-    with store.open_new("large") as file:
+    path = f"{uuid.uuid4().hex}/large"
+    with store.open_new(path) as file:
         for _ in range(BLOCKS):
             file.write(BLOCK)
-    assert stage.past.read_bytes("large") == BLOCK * BLOCKS
+    assert stage.past.read_bytes(path) == BLOCK * BLOCKS
 
 
 def commit(stage: Stage, store: Store) -> None:
@@ -131,19 +134,27 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "503": partial(Answers, status=503),
     "slow": partial(Slow, delay_s=0.2, pause_s=0.01),
     "truncated": partial(Truncated, keep=10),
+    "damaged": partial(Shortened, keep=10, unseen=False),
     "reset": Reset,
     "answer lost": partial(Reset, done=True),
 }
 BODILESS = ("ask", "write", "send parts", "commit")  # their answers cannot be cut
-PAIRS = [(act, fault) for act in ACTS for fault in FAULTS if not (fault == "truncated" and act in BODILESS)]
+CHECKED = ("find", "read", "copy")  # whole files, which come with S3's checksum
 
 
-@pytest.mark.parametrize(("act", "fault"), PAIRS)
-def test_a_fault_that_passes_leaves_no_trace(stage: Stage, act: str, fault: str) -> None:
+def met(act: str, fault: str) -> bool:
+    """Whether a fault of this kind can take place there."""
+    return act in CHECKED if fault == "damaged" else not (fault == "truncated" and act in BODILESS)
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_faults_that_pass_leave_no_trace(stage: Stage, act: str) -> None:
     perform, method, path = ACTS[act]
-    with stage.proxy.breaking(FAULTS[fault](method, path, times=2)) as broken:
-        perform(stage, stage.through(60))
-    assert broken.count == 2
+    for name, make in FAULTS.items():
+        if met(act, name):
+            with stage.proxy.breaking(make(method, path, times=2)) as broken:
+                perform(stage, stage.through(60))
+            assert broken.count == 2 or (broken.count and name == "slow"), name  # which is not tried again
 
 
 @pytest.mark.parametrize("act", ["find", "send parts", "commit"])
@@ -162,7 +173,7 @@ def test_a_store_that_was_gone_is_waited_for_and_that_is_said_once(
     assert again.startswith(f"store {stage.past.url} answers again after ")
 
 
-@pytest.mark.parametrize("act", [act for act in ACTS if act != "read columns"])
+@pytest.mark.parametrize("act", ["find", "copy", "list", "write", "send parts", "commit"])
 def test_a_store_that_stays_gone_ends_it_in_one_line(stage: Stage, act: str) -> None:
     perform, method, path = ACTS[act]
     before = files_of(stage.past)
