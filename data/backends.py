@@ -17,10 +17,13 @@ DIFFERENT_THERE = "other bytes are there already, and what is stored is never re
 
 ANOTHER_PLACE = "set resources.store to a place that you can write, and check that no file is where a folder must be"
 MORE_ROOM = "make room on that disk; the same command then goes on"
+PERMISSION = "give back the right to write there, and the same command goes on; or set resources.store to another place"
 FIXES = {
     errno.ENOSPC: MORE_ROOM,
     errno.EDQUOT: MORE_ROOM,
-    errno.EROFS: f"give back the right to write there, and the same command goes on; or {ANOTHER_PLACE}",
+    errno.EROFS: PERMISSION,
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
 }
 
 
