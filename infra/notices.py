@@ -33,12 +33,12 @@ class ToDriver(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._kept: ActorHandle | None = None  # Ray ends an actor that nobody holds
+        self._kept: list[ActorHandle] = []  # Ray ends an actor whose maker lets go of it
 
     def emit(self, record: logging.LogRecord) -> None:
         made = ray.remote(num_cpus=0)(Notices).options(name=NAME, get_if_exists=True).remote()
         made.add.remote(record.getMessage())
-        self._kept = made
+        self._kept.append(made)
 
 
 class Listener:
