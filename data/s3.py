@@ -132,19 +132,26 @@ class S3Backend(Backend):
             return f"the server refuses these credentials: {code}", CREDENTIALS
         if code == "NoSuchBucket" or getattr(error, "strerror", "") == NO_BUCKET:
             return f"no bucket {self._bucket!r}", "make it, or set resources.store to one that is there"
-        at, status = self._s3.endpoint_url or "AWS", _status(error)
+        if (unwell := self._unwell(error)) is not None:
+            return unwell
+        if isinstance(error, BotoCoreError):
+            return " ".join(str(error).split()), "set resources.store to an S3 URL, s3://bucket/prefix"
+        return super().explain(error)
+
+    def _unwell(self, error: BaseException) -> tuple[str, str] | None:
+        """What is wrong with the server, or with the way to it, if anything is."""
+        at, status, code = self._s3.endpoint_url or "AWS", _status(error), _code(error)
         if status == FULL or code == "QuotaExceeded":
             return f"no room left: {at} answers {status} {code}", "give it more room; the same command then goes on"
-        if passing(error) and status:
-            return f"{at} answers {status} {code}", "wait until it is well; the same command then goes on"
+        if status is not None and passing(error):
+            own = f" {code}" if code != str(status) else ""
+            return f"{at} answers {status}{own}", "wait until it is well; the same command then goes on"
         if isinstance(error, FlexibleChecksumError):
             return f"what {at} sent was damaged on its way", "run the same command again, and check the network"
         if isinstance(error, UNANSWERED):
             fix = "check resources.store_endpoint and the network; the same command goes on when it answers"
             return f"{at} does not answer: {type(error).__name__}", fix
-        if isinstance(error, BotoCoreError):
-            return " ".join(str(error).split()), "set resources.store to an S3 URL, s3://bucket/prefix"
-        return super().explain(error)
+        return None
 
     def _key(self, path: str) -> str:
         return "/".join(part for part in (self._prefix, path) if part)
