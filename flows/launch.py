@@ -6,6 +6,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from data.addresses import without_password
 from data.config import ModelConfig, ResourcesConfig
 from data.ledger import Ledger
 from data.manifest import Manifest
@@ -88,7 +89,7 @@ def sync_tracking(name: str, store: Store) -> int:
     for k, scores in summary.evaluations.items():
         training.tell_held_out(tracker, k, scores)
     if lost := tracker.close("FINISHED"):
-        raise ConnectionError(f"MLflow at {Home.find().tracking_uri}: {lost}; the same command tries again")
+        raise ConnectionError(f"MLflow at {without_password(Home.find().tracking_uri)}: {lost}; the same command tries again")
     return len(done)
 
 

@@ -82,7 +82,7 @@ class Tracker:
         try:
             call(*args)
         except Exception as error:  # whatever a tracking server does must not touch the training
-            self._lost = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            self._lost = _brief(error)
             log.warning(
                 "MLflow: %s. Training goes on; `rollbook sync-tracking %s` tells MLflow later", self._lost, self._run
             )
@@ -157,6 +157,13 @@ class Tracker:
         }
         source = policy.uri.rsplit("/", 1)[0]
         self._client.create_model_version(self._model, source=source, run_id=nested, tags=tags)
+
+
+def _brief(error: BaseException) -> str:
+    """What lies under it: MLflow's client wraps a refused connection five times."""
+    while under := error.__cause__ or error.__context__:
+        error = under
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
