@@ -89,7 +89,8 @@ def sync_tracking(name: str, store: Store) -> int:
     for k, scores in summary.evaluations.items():
         training.tell_held_out(tracker, k, scores)
     if lost := tracker.close("FINISHED"):
-        raise ConnectionError(f"MLflow at {without_password(Home.find().tracking_uri)}: {lost}; the same command tries again")
+        address = without_password(Home.find().tracking_uri)
+        raise ConnectionError(f"MLflow at {address}: {lost}; the same command tries again")
     return len(done)
 
 
