@@ -237,7 +237,11 @@ def _open_store(url: str | None, endpoint: str | None) -> tuple[Home, Store]:
 
 def main() -> None:
     Home.find().set_environment()
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        driver.leave(ended.code)
+        raise
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from flows import reading, views
 from flows import session as sessions
 from flows.config import RunConfig, parse
 from flows.session import make_run, open_ledger, open_tracker
-from infra.driver import busy, holder_of, log_to_terminal
+from infra.driver import busy, holder_of, log_to_terminal, spare_farewells
 from infra.home import Home
 from tasks.import_model import import_model
 from tasks.step import OTHER_SOURCE, Note
@@ -114,6 +114,7 @@ def _train(config: RunConfig) -> None:
     try:
         training.train(config)
     except Unanswered as error:
+        spare_farewells()
         reason = f"Prefect does not answer any more ({type(error).__name__}: {' '.join(str(error).split())})"
         if not all(note.recorded for note in plan(config)):
             raise ConnectionError(f"{reason}; the same command goes on from what is on record") from error

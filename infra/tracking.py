@@ -45,6 +45,7 @@ class Tracker:
         self._thread = ThreadPoolExecutor(1, "mlflow")
         self._client: MlflowClient  # made in the thread: a database that is new takes seconds to lay out
         self._model = run  # its name in the registry
+        self._over_http = tracking_uri.startswith("http")
         self._lost = ""  # why nothing more is sent
         self._run, self._store_url, self._artifacts = run, store_url, artifacts
         self._params = dict(params)
@@ -156,6 +157,8 @@ class Tracker:
             "digest": policy.content_digest,
         }
         source = policy.uri.rsplit("/", 1)[0]
+        if self._over_http and source.startswith("file://"):
+            source = f"rollbook+{source}"  # a server refuses local folders, which might be anyone's
         self._client.create_model_version(self._model, source=source, run_id=nested, tags=tags)
 
 
