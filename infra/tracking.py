@@ -158,7 +158,7 @@ class Tracker:
         }
         source = policy.uri.rsplit("/", 1)[0]
         if self._over_http and source.startswith("file://"):
-            source = f"rollbook+{source}"  # a server refuses local folders, which might be anyone's
+            source = source.replace("file://", "rollbook:", 1)  # a server refuses local folders: they might be anyone's
         self._client.create_model_version(self._model, source=source, run_id=nested, tags=tags)
 
 
