@@ -27,7 +27,7 @@ class Patience:
         passing: Callable[[BaseException], bool],
         reason: Callable[[BaseException], str],
     ) -> None:
-        self._place, self._seconds, self._reason = place, seconds, reason
+        self._place, self._seconds, self._passing, self._reason = place, seconds, passing, reason
         self._began: float | None = None  # of the outage, monotonic seconds
         self._gave_up = 0.0  # monotonic seconds
         self._lock = threading.Lock()
@@ -43,12 +43,20 @@ class Patience:
         with self._lock:
             if self._gave_up and time.monotonic() - self._gave_up > CLEANING_S:
                 self._began, self._gave_up = None, 0.0
-        result = self._retrying.copy()(call)
+        try:
+            result = self._retrying.copy()(call)
+        except Exception as error:
+            if not self._passing(error):  # a refusal is an answer too
+                self._answered()
+            raise
+        self._answered()
+        return result
+
+    def _answered(self) -> None:
         with self._lock:
             if self._began is not None and self._seconds:
                 log.warning("store %s answers again after %.0f s", self._place, time.monotonic() - self._began)
             self._began, self._gave_up = None, 0.0
-        return result
 
     def _over(self, state: RetryCallState) -> bool:
         """After a failed try: whether it was the last. The first one of an outage is told."""
