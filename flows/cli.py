@@ -225,7 +225,11 @@ def tag(
 def main() -> None:
     """The console script."""
     Home.find().set_environment()
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        driver.leave(ended.code)
+        raise
 
 
 if __name__ == "__main__":

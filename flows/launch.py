@@ -1,10 +1,12 @@
 """From a checked config to a finished run, in a terminal."""
 
+import logging
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from data.addresses import without_password
 from data.config import ModelConfig, ResourcesConfig
 from data.ledger import Ledger
 from data.manifest import Manifest
@@ -14,11 +16,12 @@ from flows import reading, views
 from flows import session as sessions
 from flows.config import RunConfig, parse
 from flows.session import make_run, open_ledger, open_tracker
-from infra.driver import busy, holder_of, log_to_terminal
+from infra.driver import busy, holder_of, log_to_terminal, spare_farewells
 from infra.home import Home
 from tasks.import_model import import_model
 from tasks.step import OTHER_SOURCE, Note
 
+log = logging.getLogger("rollbook")
 IMPORT_RUN = "import"  # names a fleet, never a folder in the store
 
 
@@ -42,8 +45,6 @@ def plan(config: RunConfig, through: str | None = None) -> list[Note]:
 
 def launch(config: RunConfig, console: Console, through: str | None = None) -> None:
     """Run what is not on record, up to the step `through`, showing progress; then say what came out."""
-    from flows import training
-
     started = time.perf_counter()
     log_to_terminal(console)
     _require_free(config)
@@ -63,8 +64,10 @@ def launch(config: RunConfig, console: Console, through: str | None = None) -> N
             soft_wrap=True,
         )
         with _Terminal(config, console):
-            training.train(config, through)
+            _train(config, through)
     else:
+        from flows import training
+
         console.print(f"{config.run}: every step is on record; nothing to run.")
         training.train.fn(config, through)
     if through is not None:
@@ -90,7 +93,8 @@ def sync_tracking(name: str, store: Store) -> int:
     for k, scores in summary.evaluations.items():
         training.tell_held_out(tracker, k, scores)
     if lost := tracker.close("FINISHED"):
-        raise ConnectionError(f"MLflow at {Home.find().tracking_uri}: {lost}; the same command tries again")
+        address = without_password(Home.find().tracking_uri)
+        raise ConnectionError(f"MLflow at {address}: {lost}; the same command tries again")
     return len(done)
 
 
@@ -103,6 +107,22 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
         return import_model(run, path)
     finally:
         run.fleet.close()
+
+
+def _train(config: RunConfig, through: str | None) -> None:
+    """The flow. If Prefect goes away, what matters is whether all is on record."""
+    from flows import training
+    from infra.prefect_tasks import Unanswered, require_prefect
+
+    require_prefect()
+    try:
+        training.train(config, through)
+    except Unanswered as error:
+        spare_farewells()
+        reason = f"Prefect does not answer any more ({type(error).__name__}: {' '.join(str(error).split())})"
+        if not all(note.recorded for note in plan(config, through)):
+            raise ConnectionError(f"{reason}; the same command goes on from what is on record") from error
+        log.warning("%s: it was not told that the run has ended. All is on record", reason)
 
 
 def _require_free(config: RunConfig) -> None:

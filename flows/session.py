@@ -9,9 +9,11 @@ from data.ledger import Ledger, changes
 from data.store import Store
 from data.summary import summarize
 from flows.config import RunConfig
+from flows.pages import artifact_key
 from infra.driver import driving, require_going_on
 from infra.home import Home
 from infra.plots import reward_png
+from infra.prefect_tasks import Pages
 from infra.ray_session import Fleet
 from infra.tracking import Tracker
 from tasks.roles import engine_role, trainer_role, worker_role
@@ -26,7 +28,12 @@ class Session:
     config: RunConfig
     run: Run
     tracker: Tracker
+    pages: Pages
     home: Home
+
+    def show_progress(self, share: float) -> None:
+        """On Prefect's page of the flow run."""
+        self.pages.progress(f"progress-{artifact_key(self.config.run)}", f"Iterations of {self.config.run}", share)
 
     def keep_plot(self) -> None:
         """The reward curve, as PNG in the run's folder and among its MLflow artifacts."""
@@ -52,10 +59,10 @@ def session(config: RunConfig) -> Iterator[Session]:
         ledger.open_or_create(config)
         run = make_run(config, ledger, home)
         stack.callback(run.fleet.close)
-        tracker = open_tracker(config, ledger, home)
+        tracker, pages = open_tracker(config, ledger, home), Pages()
         status = "FAILED"
         try:
-            yield Session(config, run, tracker, home)
+            yield Session(config, run, tracker, pages, home)
             finish_copies(run)
             status = "FINISHED"
         except KeyboardInterrupt:
@@ -63,11 +70,13 @@ def session(config: RunConfig) -> Iterator[Session]:
             raise
         finally:
             tracker.close(status)
+            pages.close()
 
 
 def open_ledger(config: RunConfig, home: Home) -> Ledger:
     resources = config.resources
-    return Ledger(Store(resources.store or home.store_url, resources.store_endpoint), config.run)
+    store = Store(resources.store or home.store_url, resources.store_endpoint, resources.store_patience_s)
+    return Ledger(store, config.run)
 
 
 def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:

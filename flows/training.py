@@ -13,7 +13,7 @@ from data.summary import note_wall, summarize_iteration
 from flows.config import RunConfig
 from flows.pages import artifact_key, iteration_line, iteration_page
 from flows.session import Session, session
-from infra.prefect_tasks import ProgressPage, as_task, show_markdown
+from infra.prefect_tasks import as_task
 from infra.tracking import IterationRecord, Tracker
 from tasks.advantages import estimate_advantages
 from tasks.evaluate import Evaluation, evaluate
@@ -52,12 +52,11 @@ def train(config: RunConfig, through: str | None = None) -> None:
         if through is not None:
             opened.run.only_through(through)
         first = opened.run.start.iteration if opened.run.start else 0
-        progress = ProgressPage(f"progress-{artifact_key(config.run)}", f"Iterations of {config.run}")
         head = begin(config, opened.run)
         held_out(opened, first, head)
         for k in opened.run.ledger.walk(range(first, config.iterations)):
             head = on_record(opened, k, head) or run_iteration(opened, k, head)
-            progress.update((k + 1) / config.iterations)
+            opened.show_progress((k + 1) / config.iterations)
         if config.iterations > first:
             held_out(opened, config.iterations, head)
         opened.keep_plot()
@@ -156,7 +155,7 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
         summary = summarize_iteration(opened.run.ledger, iteration)
         log.info(iteration_line(summary))
         key = f"iteration-{artifact_key(opened.config.run)}"
-        show_markdown(key, iteration_page(summary), iteration_line(summary).strip())
+        opened.pages.show(key, iteration_page(summary), iteration_line(summary).strip())
         return after
 
     return as_task(f"iteration-{k}", body, iteration=k)

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from infra.notices import Listener, ToDriver
 
 OBJECT_STORE_BYTES = 256 * 2**20
 LOCAL_RANK_CPUS = 0.01  # the operating system shares one machine's well; Ray would wait for ever for more than it has
@@ -57,6 +60,7 @@ class Resident:
     def __init__(self) -> None:
         self._resource: Any = None
         self._failure: Exception | None = None
+        logging.getLogger("rollbook").addHandler(ToDriver())
 
     def address(self) -> str:
         """tcp://ip:port, a free port of this process's machine, where the ranks of a gang can meet."""
@@ -97,6 +101,7 @@ class Fleet:
         self._residents: dict[str, list[ActorHandle]] = {}
         self._groups: dict[str, PlacementGroup] = {}
         self._session = contextlib.ExitStack()
+        self._listener = Listener()
 
     def close(self) -> None:
         """Stop the residents, and Ray if this fleet started it."""
@@ -126,7 +131,7 @@ class Fleet:
         """
         actors = self.warm(role)
         try:
-            return _wait([actor.run.remote(body, *args) for actor in actors])[0]
+            return _wait([actor.run.remote(body, *args) for actor in actors], self._listener.listen)[0]
         except (WorkerLost, KeyboardInterrupt, SystemExit):
             self._dismiss(role.name)
             raise
@@ -161,8 +166,8 @@ def _actor(strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float
     return ray.remote(**options)(Resident)
 
 
-def _wait(references: list[Any]) -> list[Any]:
-    """The results of actor calls, in order; the first failure ends the wait.
+def _wait(references: list[Any], meanwhile: Callable[[], None] = lambda: None) -> list[Any]:
+    """The results of actor calls, in order; the first failure ends the wait. `meanwhile` is called again and again.
 
     A bare `ray.get` in the main thread cannot be interrupted by Prefect's cancel or a timeout, so this polls futures.
     """
@@ -173,6 +178,7 @@ def _wait(references: list[Any]) -> list[Any]:
             done, pending = concurrent.futures.wait(pending, POLL_S, concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 future.result()
+            meanwhile()
         return [future.result() for future in futures]
     except RayTaskError as error:
         cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))

@@ -56,6 +56,7 @@ class Tracker:
         self._thread = ThreadPoolExecutor(1, "mlflow")
         self._client: MlflowClient  # made in the thread: a database that is new takes seconds to lay out
         self._model = run  # its name in the registry
+        self._over_http = tracking_uri.startswith("http")
         self._lost = ""  # why nothing more is sent
         self._run, self._store_url, self._artifacts = run, store_url, artifacts
         self._params, self._fork = dict(params), dict(fork or {})
@@ -94,7 +95,7 @@ class Tracker:
         try:
             call(*args)
         except Exception as error:  # whatever a tracking server does must not touch the training
-            self._lost = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            self._lost = _brief(error)
             log.warning(
                 "MLflow: %s. Training goes on; `rollbook sync-tracking %s` tells MLflow later", self._lost, self._run
             )
@@ -171,7 +172,16 @@ class Tracker:
             "digest": policy.content_digest,
         }
         source = policy.uri.rsplit("/", 1)[0]
+        if self._over_http and source.startswith("file://"):
+            source = source.replace("file://", "rollbook:", 1)  # a server refuses local folders: they might be anyone's
         self._client.create_model_version(self._model, source=source, run_id=nested, tags=tags)
+
+
+def _brief(error: BaseException) -> str:
+    """What lies under it: MLflow's client wraps a refused connection five times."""
+    while under := error.__cause__ or error.__context__:
+        error = under
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

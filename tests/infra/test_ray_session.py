@@ -1,5 +1,6 @@
 """Residents and gangs on a real Ray: what comes back, what is raised, and what happens when a process dies."""
 
+import logging
 import os
 import time
 
@@ -47,6 +48,11 @@ def fail_on_the_last(counter: Counter) -> int:
     return os.getpid()
 
 
+def warn(counter: Counter) -> None:
+    logging.getLogger("rollbook").warning("the store does not answer")
+    logging.getLogger("rollbook").info("not for the driver")
+
+
 def broken() -> None:
     raise ImportError("no such engine")
 
@@ -55,6 +61,20 @@ def test_resident_stays_warm(fleet: Fleet) -> None:
     role = Role("counter", Counter, ("a", 1))
     assert fleet.run(role, count, 2)[:2] == (2, ("a", 1))
     assert fleet.run(role, count, 3)[0] == 5
+
+
+def test_what_a_resident_warns_of_is_on_the_drivers_log(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    role, deadline = Role("counter", Counter), time.monotonic() + 60
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "rollbook"]
+
+    for _ in range(2):  # the second time the actor that carries it is there
+        caplog.clear()
+        fleet.run(role, warn)
+        while not said() and time.monotonic() < deadline:
+            fleet.run(role, count, 0)
+        assert said() == ["the store does not answer"]
 
 
 def test_gang_gives_its_ranks_one_meeting_place(fleet: Fleet) -> None:
