@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
 
 from data.ledger import Ledger, read_table
@@ -43,6 +44,7 @@ def home(finished: tuple[Any, str], fleet: Fleet, tmp_path_factory: pytest.TempP
     """A copy of the finished small run, as the home of this process."""
     root = tmp_path_factory.mktemp("replaying") / ".rollbook"
     shutil.copytree(finished[0].folder / ".rollbook/store", root / "store")
+    shutil.copy(finished[0].folder / ".rollbook/mlflow.db", root)
     SharedFleet.shared = fleet
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLBOOK_HOME", str(root))
@@ -79,6 +81,12 @@ def files(home: Path, run: str) -> dict[str, tuple[int, int]]:
     }
 
 
+def mlflow_runs(role: str, run: str) -> list[Any]:
+    client = MlflowClient(Home.find().tracking_uri)
+    query = f"tags.`rollbook.role` = '{role}' AND tags.`rollbook.run` = '{run}'"
+    return client.search_runs([client.get_experiment_by_name("rollbook").experiment_id], query)
+
+
 def test_c26_a_fork_runs_on_the_recorded_inputs_and_leaves_the_original(
     home: Path, rollbook: Callable[..., str]
 ) -> None:
@@ -108,6 +116,13 @@ def test_c26_a_fork_runs_on_the_recorded_inputs_and_leaves_the_original(
         rollbook("rerun", "small", "--iteration", "1", "--set", "advantage.lam=0.5", "--json").splitlines()[-1]
     )
     assert again == told  # the same command finds the same fork
+
+    (parent,), (nested,) = mlflow_runs("run", "small"), mlflow_runs("run", fork)
+    assert nested.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert nested.data.tags["rollbook.parent"] == "small" and nested.data.tags["rollbook.fork_step"] == "advantages"
+    assert nested.data.tags["rollbook.changed"] == "advantage.lam was 1.0, now 0.5"
+    (iteration,) = mlflow_runs("iteration", fork)
+    assert rollbook("rerun", iteration.info.run_id, "--from", "train", "--through", "train", "--verify")
 
     # And on from there: iteration 2 of the fork samples from the fork's own policy.
     rollbook("resume", fork, "--more", "1")
@@ -213,10 +228,15 @@ def test_sweep_makes_what_variants_share_once(home: Path, rollbook: Callable[...
     uri = told["variants"][3]["manifests"]["train"]
     assert ledger_of().open(uri).content_digest == manifest("small", 2, "train").content_digest
     assert len({v["metrics"]["grad_norm"] for v in told["variants"]}) == 4
+    above, parts = mlflow_runs("sweep", "small"), mlflow_runs("sweep-part", "small")
+    assert len(above) == 1 and {part.data.tags["mlflow.parentRunId"] for part in parts} == {above[0].info.run_id}
+    assert sorted(tuple(sorted(part.data.params.items())) for part in parts) == [
+        (("advantage.lam", lam), ("train.optimizer.lr", lr)) for lam in ("0.9", "1.0") for lr in ("1e-4", "2e-4")
+    ]
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     made = files(home, "shared")
     rollbook("sweep", "small", "--iteration", "2", *grid)
-    assert files(home, "shared") == made
+    assert files(home, "shared") == made and len(mlflow_runs("sweep", "small")) == 1
 
 
 def test_sweep_refuses_what_changes_rollouts(rollbook: Callable[..., str]) -> None:
