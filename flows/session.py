@@ -11,6 +11,7 @@ from data.summary import summarize
 from flows.config import RunConfig
 from infra.driver import driving, require_going_on
 from infra.home import Home
+from infra.orphans import attend
 from infra.plots import reward_png
 from infra.ray_session import Fleet
 from infra.tracking import Tracker
@@ -49,6 +50,7 @@ def session(config: RunConfig) -> Iterator[Session]:
     with driving(home.run_folder(config.run), config.run), contextlib.ExitStack() as stack:
         ledger.store.check_writable()
         ledger.open_or_create(config)
+        attend()
         run = make_run(config, ledger, home)
         stack.callback(run.fleet.close)
         tracker = open_tracker(config, ledger, home)

@@ -1,5 +1,6 @@
 """Prefect: a step as a task run, and the page that a person reads about an iteration."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -12,11 +13,15 @@ from prefect.context import FlowRunContext, TaskRunContext
 
 from infra.ray_session import WorkerLost
 
+log = logging.getLogger("rollbook")
 LOST_WORKER_RETRIES = 2
 
 
 def _only_lost_workers(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    return isinstance(state.result(raise_on_failure=False), WorkerLost)
+    lost = state.result(raise_on_failure=False)
+    if isinstance(lost, WorkerLost):
+        log.warning("%s is tried again: its worker was lost (%s)", task.name, str(lost).splitlines()[0])
+    return isinstance(lost, WorkerLost)
 
 
 def inside_flow() -> bool:

@@ -109,7 +109,7 @@ class Fleet:
         if not self._residents:
             self._session.enter_context(session(self._address))
         if role.name not in self._residents:
-            self._residents[role.name] = self._gang(role) if role.ranks else [_actor().remote()]
+            self._residents[role.name] = self._gang(role) if role.ranks else [_actor(role.name).remote()]
             if not role.ranks:
                 self._residents[role.name][0].own.remote(role.factory, *role.args)
         return self._residents[role.name]
@@ -137,7 +137,7 @@ class Fleet:
         group = placement_group([{"CPU": cpus}] * world, strategy="STRICT_PACK")  # ranks write one checkpoint folder
         self._groups[role.name] = group
         strategies = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(world)]
-        actors = [_actor(strategy, cpus).remote() for strategy in strategies]
+        actors = [_actor(f"{role.name} {rank}", s, cpus).remote() for rank, s in enumerate(strategies)]
         rendezvous = _wait([actors[0].address.remote()])[0]
         for rank, actor in enumerate(actors):
             actor.own.remote(role.factory, rank, len(actors), rendezvous, *role.args)
@@ -150,11 +150,12 @@ class Fleet:
             remove_placement_group(self._groups.pop(name))
 
 
-def _actor(strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
+def _actor(part: str, strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
+    """A resident whose process is called `ray::rollbook <part>`: for people, who look at `ps`, `nvidia-smi` or Ray's page."""
     options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0}
     if strategy is not None:
         options["scheduling_strategy"] = strategy
-    return ray.remote(**options)(Resident)
+    return ray.remote(**options)(type(f"rollbook {part}", (Resident,), {}))
 
 
 def _wait(references: list[Any]) -> list[Any]:
