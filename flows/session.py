@@ -9,7 +9,8 @@ from data.ledger import Ledger
 from data.store import Store
 from data.summary import summarize
 from flows.config import RunConfig
-from infra.driver import driving, require_going_on
+from infra.claims import Claim
+from infra.driver import Holder, driving, require_going_on
 from infra.home import Home
 from infra.orphans import attend
 from infra.plots import reward_png
@@ -53,6 +54,8 @@ def session(config: RunConfig) -> Iterator[Session]:
         attend()
         run = make_run(config, ledger, home)
         stack.callback(run.fleet.close)
+        claim = Claim(ledger, Holder.me())
+        run.watchers = [*run.watchers, lambda note: None if note.recorded else claim.hold()]
         tracker = open_tracker(config, ledger, home)
         status = "FAILED"
         try:

@@ -34,6 +34,11 @@ class Holder:
     host: str
     started: float  # seconds since the epoch, of the process: a pid may be used again
 
+    @classmethod
+    def me(cls) -> "Holder":
+        process = psutil.Process()
+        return cls(process.pid, socket.gethostname(), process.create_time())
+
     def alive(self) -> bool:
         try:
             process = psutil.Process(self.pid)
@@ -69,9 +74,7 @@ def driving(folder: Path, run: str) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise busy(run, holder_of(folder)) from None
-    me = psutil.Process()
-    mine = Holder(me.pid, socket.gethostname(), me.create_time())
-    (folder / "driver.json").write_text(json.dumps(asdict(mine)))
+    (folder / "driver.json").write_text(json.dumps(asdict(Holder.me())))
     try:
         with _logging_to(folder / LOG_FILE), interruptible():
             yield

@@ -151,7 +151,7 @@ class Fleet:
 
 
 def _actor(part: str, strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
-    """A resident whose process is called `ray::rollbook <part>`: for people, who look at `ps`, `nvidia-smi` or Ray's page."""
+    """A resident whose process has the title `ray::rollbook <part>`, for people who look at `ps` or `nvidia-smi`."""
     options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0}
     if strategy is not None:
         options["scheduling_strategy"] = strategy
