@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+log = logging.getLogger("rollbook")
 OBJECT_STORE_BYTES = 256 * 2**20
 LOCAL_RANK_CPUS = 0.01  # the operating system shares one machine's well; Ray would wait for ever for more than it has
 POLL_S = 0.05
@@ -109,10 +111,19 @@ class Fleet:
         if not self._residents:
             self._session.enter_context(session(self._address))
         if role.name not in self._residents:
+            self._dismiss(role.name)  # the places of a gang that died before it had met
             self._residents[role.name] = self._gang(role) if role.ranks else [_actor(role.name).remote()]
             if not role.ranks:
                 self._residents[role.name][0].own.remote(role.factory, *role.args)
         return self._residents[role.name]
+
+    def await_ready(self, role: Role) -> None:
+        """Wait until the residents can work. Those that died since they were last asked are made again."""
+        try:
+            self.run(role, _nothing)
+        except WorkerLost as lost:
+            log.warning("%s is made again: it was lost (%s)", role.name, str(lost).splitlines()[0])
+            self.run(role, _nothing)
 
     def run(self, role: Role, body: Callable[..., Any], *args: Any) -> Any:
         """Run `body(resource, *args)` on the resident, or on every rank of a gang; returns rank 0's result.
@@ -148,6 +159,10 @@ class Fleet:
             ray.kill(actor)
         if name in self._groups:
             remove_placement_group(self._groups.pop(name))
+
+
+def _nothing(resource: object) -> None:
+    """The body of a resident that is only waited for."""
 
 
 def _actor(part: str, strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:

@@ -105,16 +105,12 @@ class Run:
         for resident in (self.engine, self.trainer, self.worker):
             self.fleet.warm(resident)
         for resident in (self.engine, self.trainer, self.worker):
-            self.fleet.run(resident, _nothing)
+            self.fleet.await_ready(resident)
 
     def note(self, note: Note) -> None:
         self.notes.append(note)
         for watcher in self.watchers:
             watcher(note)
-
-
-def _nothing(resource: object) -> None:
-    """The body of a resident that is only waited for."""
 
 
 def perform(
