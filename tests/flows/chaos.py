@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Running:
-    """A run's driver and the processes below it."""
+    """A run's driver and the processes below it. At the end of the block all must be gone."""
 
     def __init__(self, desk: Any, arguments: list[str]) -> None:
         self._desk, self._arguments = desk, arguments
@@ -58,6 +58,15 @@ class Running:
         run = next(word.removeprefix("run=") for word in reversed(arguments) if word.startswith("run="))
         self.folder: Path = desk.folder / ".rollbook/store" / run
         self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """After a test that failed, too, nothing goes on."""
+        self._process.kill()
+        self._process.wait()
+        _wait_gone(self._seen)
 
     def _start(self) -> None:
         self._output = (self._desk.folder / "output.txt").open("a+")
@@ -69,10 +78,9 @@ class Running:
         self.driver = psutil.Process(self._process.pid)
 
     def finish(self) -> None:
-        """Wait for the end; fails unless it is a good one that leaves no process."""
+        """Wait for the end; fails unless it is a good one."""
         code = self._process.wait(PATIENCE_S)
         assert code == 0, self.story()
-        _wait_gone(self._seen)
 
     def story(self) -> str:
         """What this start of the command has printed."""

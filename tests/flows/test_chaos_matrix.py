@@ -37,9 +37,9 @@ def twins(desk: Callable[[str], Any]) -> Any:
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.victim}-{cell.step}".replace(" ", ""))
 def test_killed_run_ends_as_its_undisturbed_twin(cell: Kill, desk: Callable[[str], Any], twins: Any) -> None:
     mine, name = desk("cell"), f"seed-{cell.seed}"
-    running = Running(mine, mine.small(*SHORT, f"run={name}", f"seed={cell.seed}"))
-    outcome = running.kill(cell)
-    running.finish()
+    with Running(mine, mine.small(*SHORT, f"run={name}", f"seed={cell.seed}")) as running:
+        outcome = running.kill(cell)
+        running.finish()
     repeated = running.repeated()
     assert (cell.step in repeated) == (cell.victim in ("driver", RUNS_ON[cell.step]))
     ledgers = [Ledger(made.ledger.store, name) for made in (mine, twins)]

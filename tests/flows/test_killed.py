@@ -64,12 +64,12 @@ def test_c21_run_whose_every_process_was_killed_ends_as_the_undisturbed_one(
 ) -> None:
     """Its residents are cold again and again, the other's stay warm. What was on record is not made again."""
     mine = desk("killed")
-    running = Running(mine, mine.small(f"iterations={ITERATIONS}"))
-    for kill in kills_of_today():
-        before = {path: path.stat().st_mtime_ns for path in manifests(mine)}
-        running.kill(kill)
-        assert {path: path.stat().st_mtime_ns for path in before} == before, kill
-    running.finish()
+    with Running(mine, mine.small(f"iterations={ITERATIONS}")) as running:
+        for kill in kills_of_today():
+            before = {path: path.stat().st_mtime_ns for path in manifests(mine)}
+            running.kill(kill)
+            assert {path: path.stat().st_mtime_ns for path in before} == before, kill
+        running.finish()
     assert running.repeated()[0] == kill.step and kill.victim == "driver"
     require_equal(mine.ledger, stopped.desk.ledger, ITERATIONS)
     starts = mine.ledger.store.list_dirs("small/drivers")
