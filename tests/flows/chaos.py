@@ -28,7 +28,7 @@ LOOK_S = 0.5
 QUIET = 0.2  # of a core, by all processes of a run: whatever can go on has
 SLICE_S = 0.001
 LONG = ("generate", "train")  # take .1 s and more, and are killed further inside
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Running:
         self._seen: set[psutil.Process] = set()
         run = next(word.removeprefix("run=") for word in reversed(arguments) if word.startswith("run="))
         self.folder: Path = desk.folder / ".rollbook/store" / run
+        self._output: Path = desk.folder / "output.txt"
         self._start()
 
     def __enter__(self) -> Self:
@@ -69,12 +70,12 @@ class Running:
         _wait_gone(self._seen)
 
     def _start(self) -> None:
-        self._output = (self._desk.folder / "output.txt").open("a+")
-        self._told = self._output.seek(0, os.SEEK_END)
-        self._process = subprocess.Popen(
-            self._desk.command(*self._arguments), cwd=self._desk.folder, env=self._desk.environment,
-            stdout=self._output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        with self._output.open("ab") as output:
+            self._told = output.tell()
+            self._process = subprocess.Popen(
+                self._desk.command(*self._arguments), cwd=self._desk.folder, env=self._desk.environment,
+                stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
         self.driver = psutil.Process(self._process.pid)
 
     def finish(self) -> None:
@@ -84,8 +85,7 @@ class Running:
 
     def story(self) -> str:
         """What this start of the command has printed."""
-        self._output.seek(self._told)
-        return self._output.read()
+        return self._output.read_bytes()[self._told :].decode()
 
     def family(self) -> list[psutil.Process]:
         """All processes below the driver."""
@@ -137,18 +137,16 @@ class Running:
         self._settle()
         for previous, step in zip((None, *STEPS), STEPS[: STEPS.index(kill.step) + 1], strict=False):
             following = self.part(RUNS_ON[step])
-            if following == held:
-                _hold(self.driver)
-                held.resume()
-                self.until(self.manifest(k, previous or "").exists)
-                self.until(lambda process=held: not _at_work(process))
-                _hold(held)
-                self.driver.resume()
-            else:
+            gate = self.driver if following == held else following
+            _hold(gate)
+            held.resume()
+            if previous is not None:
+                self.until(self.manifest(k, previous).exists)
+            if gate == self.driver:
+                self.until(lambda process=following: not _at_work(process))
                 _hold(following)
-                held.resume()
-                held = following
-                self.until(self.manifest(k, previous).exists if previous else lambda: True)
+                gate.resume()
+            held = following
             self._settle()
         return held
 
