@@ -183,7 +183,7 @@ class Running:
         return sum(1 for _ in self.folder.glob("*/*/manifest.json"))
 
     def repeated(self) -> list[str]:
-        """What was done again, by the run's own words."""
+        """Which steps were tried again, by the run's own words: they were at work, or met a resident that had died."""
         found = re.finditer(r"([\w-]+) is tried again|going on with (\w+) of iteration", self.story())
         return [match[1] or match[2] for match in found]
 

@@ -9,7 +9,7 @@ from typing import Any
 PAGE = Path(__file__).parents[2] / "docs/reliability.md"
 PLACE = re.compile(r"(<!-- chaos table -->\n).*?(<!-- end -->)", re.DOTALL)
 HEADER = (
-    "| killed | inside | seed | done again | s to useful work | s until all processes were gone | weights of both |\n"
+    "| killed | inside | seed | tried again | s to useful work | s until all processes were gone | weights of both |\n"
     "|---|---|---|---|---|---|---|\n"
 )
 
