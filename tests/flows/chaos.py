@@ -109,7 +109,10 @@ class Running:
             time.sleep(0.002)
 
     def kill(self, kill: Kill) -> Outcome:
-        """Kill the victim inside the step; the command is given again if that was the driver."""
+        """Kill the victim inside the step; the command is given again if that was the driver.
+
+        Two kills need an undisturbed iteration between them: the way to the second begins in it.
+        """
         worker = self._reach(kill)
         into_s = self._enter(kill, worker)
         victim, family = self.part(kill.victim), self.family()

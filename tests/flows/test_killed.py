@@ -14,7 +14,7 @@ import pytest
 
 from tests.flows.chaos import STEPS, Kill, Running, require_equal
 
-ITERATIONS = 5
+ITERATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def kills_of_today() -> list[Kill]:
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     turn = int(asked.stdout, 16) if asked.returncode == 0 else datetime.date.today().toordinal()
     victims = ("engine", "trainer 0", "worker", "driver")  # that one last: all others then die with it
-    return [Kill(victim, STEPS[(turn + i) % len(STEPS)], 1 + i, turn % 2**32) for i, victim in enumerate(victims)]
+    return [Kill(victim, STEPS[(turn + i) % len(STEPS)], 1 + 2 * i, turn % 2**32) for i, victim in enumerate(victims)]
 
 
 def test_c21_run_whose_every_process_was_killed_ends_as_the_undisturbed_one(
