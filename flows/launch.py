@@ -18,6 +18,7 @@ from flows.config import RunConfig, parse
 from flows.session import make_run, open_ledger, open_tracker
 from infra.driver import busy, holder_of, log_to_terminal, spare_farewells
 from infra.home import Home
+from infra.orphans import attend
 from tasks.import_model import import_model
 from tasks.step import OTHER_SOURCE, Note
 
@@ -63,6 +64,7 @@ def launch(config: RunConfig, console: Console, through: str | None = None) -> N
             f"{config.run}: {_first(waiting[0])}. Starting Prefect, Ray and the models takes half a minute.",
             soft_wrap=True,
         )
+        attend()  # before Prefect starts its server
         with _Terminal(config, console):
             _train(config, through)
     else:
@@ -103,6 +105,7 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
     config = RunConfig(run=IMPORT_RUN, model=ModelConfig(path=path), resources=resources)
     home = Home.find()
     run = make_run(config, open_ledger(config, home), home)
+    attend()
     try:
         return import_model(run, path)
     finally:

@@ -10,8 +10,10 @@ from data.store import Store
 from data.summary import summarize
 from flows.config import RunConfig
 from flows.pages import artifact_key
-from infra.driver import driving, require_going_on
+from infra.claims import Claim
+from infra.driver import Holder, driving, require_going_on
 from infra.home import Home
+from infra.orphans import attend
 from infra.plots import reward_png
 from infra.prefect_tasks import Pages
 from infra.ray_session import Fleet
@@ -57,8 +59,11 @@ def session(config: RunConfig) -> Iterator[Session]:
     with driving(home.run_folder(config.run), config.run), contextlib.ExitStack() as stack:
         ledger.store.check_writable()
         ledger.open_or_create(config)
+        attend()
         run = make_run(config, ledger, home)
         stack.callback(run.fleet.close)
+        claim = Claim(ledger, Holder.me())
+        run.watchers = [*run.watchers, lambda note: None if note.recorded else claim.hold()]
         tracker, pages = open_tracker(config, ledger, home), Pages()
         status = "FAILED"
         try:

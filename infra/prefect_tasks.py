@@ -27,7 +27,10 @@ Unanswered = httpx.HTTPError  # what Prefect's client raises when its server is 
 
 
 def _only_lost_workers(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    return isinstance(state.result(raise_on_failure=False), WorkerLost)
+    lost = state.result(raise_on_failure=False)
+    if isinstance(lost, WorkerLost):
+        log.warning("%s is tried again: its worker was lost (%s)", task.name, str(lost).splitlines()[0])
+    return isinstance(lost, WorkerLost)
 
 
 def inside_flow() -> bool:

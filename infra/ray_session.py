@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from infra.notices import Listener, ToDriver
 
+log = logging.getLogger("rollbook")
 OBJECT_STORE_BYTES = 256 * 2**20
 LOCAL_RANK_CPUS = 0.01  # the operating system shares one machine's well; Ray would wait for ever for more than it has
 POLL_S = 0.05
@@ -118,10 +119,19 @@ class Fleet:
         if not self._residents:
             self._session.enter_context(session(self._address))
         if role.name not in self._residents:
-            self._residents[role.name] = self._gang(role) if role.ranks else [_actor().remote()]
+            self._dismiss(role.name)  # the places of a gang that died before it had met
+            self._residents[role.name] = self._gang(role) if role.ranks else [_actor(role.name).remote()]
             if not role.ranks:
                 self._residents[role.name][0].own.remote(role.factory, *role.args)
         return self._residents[role.name]
+
+    def await_ready(self, role: Role) -> None:
+        """Wait until the residents can work. Those that died since they were last asked are made again."""
+        try:
+            self.run(role, _nothing)
+        except WorkerLost as lost:
+            log.warning("%s is made again: it was lost (%s)", role.name, str(lost).splitlines()[0])
+            self.run(role, _nothing)
 
     def run(self, role: Role, body: Callable[..., Any], *args: Any) -> Any:
         """Run `body(resource, *args)` on the resident, or on every rank of a gang; returns rank 0's result.
@@ -146,7 +156,7 @@ class Fleet:
         group = placement_group([{"CPU": cpus}] * world, strategy="STRICT_PACK")  # ranks write one checkpoint folder
         self._groups[role.name] = group
         strategies = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(world)]
-        actors = [_actor(strategy, cpus).remote() for strategy in strategies]
+        actors = [_actor(f"{role.name} {rank}", s, cpus).remote() for rank, s in enumerate(strategies)]
         rendezvous = _wait([actors[0].address.remote()])[0]
         for rank, actor in enumerate(actors):
             actor.own.remote(role.factory, rank, len(actors), rendezvous, *role.args)
@@ -159,11 +169,16 @@ class Fleet:
             remove_placement_group(self._groups.pop(name))
 
 
-def _actor(strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
+def _nothing(resource: object) -> None:
+    """The body of a resident that is only waited for."""
+
+
+def _actor(part: str, strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
+    """A resident whose process has the title `ray::rollbook <part>`, for people who look at `ps` or `nvidia-smi`."""
     options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0}
     if strategy is not None:
         options["scheduling_strategy"] = strategy
-    return ray.remote(**options)(Resident)
+    return ray.remote(**options)(type(f"rollbook {part}", (Resident,), {}))
 
 
 def _wait(references: list[Any], meanwhile: Callable[[], None] = lambda: None) -> list[Any]:

@@ -163,7 +163,7 @@ class Run:
         """Wait until every resident can work, so that no step's time is spent on starting one."""
         self.warm()
         for resident in self.residents():
-            self.fleet.run(resident, _nothing)
+            self.fleet.await_ready(resident)
 
     def warm(self) -> None:
         """Have the residents started, so that their libraries load while the first steps run."""
@@ -193,10 +193,6 @@ def unless_given[**Rest](step: Step) -> Callable[[StepFunction[Rest]], StepFunct
         return call
 
     return decorate
-
-
-def _nothing(resource: object) -> None:
-    """The body of a resident that is only waited for."""
 
 
 def perform(

@@ -2,10 +2,14 @@
 
 import logging
 import os
+import signal
 import time
 
+import psutil
 import pytest
+import ray
 
+from infra import ray_session
 from infra.ray_session import Fleet, Role, WorkerLost
 
 
@@ -115,6 +119,31 @@ def test_dead_resident_is_worker_lost_and_comes_back_fresh(fleet: Fleet) -> None
         fleet.run(role, die)
     calls, _, other = fleet.run(role, count, 1)
     assert calls == 1 and other != pid
+
+
+def test_resident_killed_while_idle_is_made_again_before_it_is_needed(fleet: Fleet) -> None:
+    role = Role("idle", Counter)
+    _, _, pid = fleet.run(role, count, 5)
+    assert psutil.Process(pid).cmdline()[0].startswith("ray::rollbook idle")
+    os.kill(pid, signal.SIGKILL)
+    fleet.await_ready(role)
+    calls, _, other = fleet.run(role, count, 1)
+    assert calls == 1 and other != pid
+
+
+def test_gang_that_dies_before_it_has_met_leaves_its_places_free(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = Role("early", Counter, ranks=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(ray_session, "_wait", lose)
+        with pytest.raises(WorkerLost):
+            fleet.run(role, count, 1)
+    assert fleet.run(role, count, 1)[0] == 1
+    places = ray.util.placement_group_table().values()
+    assert sum(place["state"] == "CREATED" for place in places) == len(fleet._groups)
+
+
+def lose(references: list[object]) -> list[object]:
+    raise WorkerLost("killed while it started")
 
 
 def test_warm_returns_at_once(fleet: Fleet) -> None:
