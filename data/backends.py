@@ -18,6 +18,17 @@ from data.files import Sink
 
 DIFFERENT_THERE = "other bytes are there already, and what is stored is never replaced"
 
+ANOTHER_PLACE = "set resources.store to a place that you can write, and check that no file is where a folder must be"
+MORE_ROOM = "make room on that disk; the same command then goes on"
+PERMISSION = "give back the right to write there, and the same command goes on; or set resources.store to another place"
+FIXES = {
+    errno.ENOSPC: MORE_ROOM,
+    errno.EDQUOT: MORE_ROOM,
+    errno.EROFS: PERMISSION,
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
+}
+
 
 @dataclass(frozen=True)
 class StoredFile:
@@ -104,18 +115,15 @@ class Backend:
     def check(self) -> None:
         """Raises one of `failures` for what can be known before writing."""
 
-    def explain(self, error: Exception) -> tuple[str, str]:
+    def explain(self, error: BaseException) -> tuple[str, str]:
         """What went wrong in few words, and what to do."""
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return (
-            reason,
-            "set resources.store to a place that you can write, and check that no file is where a folder must be",
-        )
+        return reason, FIXES.get(getattr(error, "errno", None), ANOTHER_PLACE)
 
 
 def _modified(about: Mapping[str, Any]) -> float:
-    """fsspec's file systems each have their own name for it."""
-    found = next(about[name] for name in ("mtime", "LastModified", "created") if name in about)
+    """Local files have the one, those in memory the other."""
+    found = about["mtime"] if "mtime" in about else about["created"]
     return found.timestamp() if isinstance(found, datetime) else float(found)
 
 
@@ -166,9 +174,13 @@ class LocalBackend(Backend):
         target = self.local(path)
         _make_folders(target.parent)
         with target.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                target.unlink(missing_ok=True)  # half a file would take room on a disk that is perhaps full
+                raise
         _sync_folder(target.parent)
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from data.patience import PATIENCE_S
+
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -200,6 +202,9 @@ class ResourcesConfig(Section):
     )
     store_endpoint: str | None = execution(
         None, description="http(s):// address of an S3 service; unset: AWS_ENDPOINT_URL, or AWS"
+    )
+    store_patience_s: float = execution(
+        PATIENCE_S, ge=0.0, description="seconds to wait for an S3 service that does not answer; then the run stops"
     )
     ray_address: str = execution("local", description="'local' or the address of a Ray cluster")
     threads: Positive = execution(2, description="CPU threads of the engine and of each trainer rank")

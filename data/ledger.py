@@ -17,7 +17,7 @@ from data.attempt import Attempt, read_manifest
 from data.columns import SCHEMA_VERSION
 from data.config import Section
 from data.manifest import Manifest, ManifestError
-from data.request import Address, Request, StepConflict, conflict, differences
+from data.request import Address, Difference, Request, StepConflict, conflict, differences
 from data.store import Store
 from data.tables import read_table
 
@@ -131,7 +131,11 @@ class Ledger:
         found = _record(self.store, self.run)
         if found is None:
             raise ManifestError(f"{self.store.url_of(path)}: vanished; nothing may delete from a store in use")
-        differing = [d for d in differences(found.semantic, wanted.semantic) if d.name.split(".")[0] not in FREE]
+        differing = changes(found, wanted)
+        if fork is not None and found.fork != fork:
+            raise RunConflict(
+                f"run {self.run!r} is on record as {_shown(found.fork)}, not {_shown(fork)}; take a new name"
+            )
         if differing:
             raise RunConflict(
                 f"run {self.run!r} is on record with other settings: {'; '.join(map(str, differing))}. Pick a new name "
@@ -213,6 +217,12 @@ class Ledger:
         return self.parent.home(iteration) if before and self.parent is not None else self
 
 
+def changes(one: RunRecord, other: RunRecord) -> list[Difference]:
+    """Settings that change the result and differ between two runs, but for name and length."""
+    found = differences(one.semantic, other.semantic)
+    return [d for d in found if d.name.split(".")[0] not in FREE]
+
+
 def list_runs(store: Store) -> list[RunRecord]:
     """Every run of a store, newest first."""
     records = [_record(store, name) for name in store.list_dirs() if name != SHARED]
@@ -226,6 +236,10 @@ def require_record(ledger: Ledger) -> RunRecord:
     near = difflib.get_close_matches(ledger.run, [record.run for record in list_runs(ledger.store)], 1)
     hint = f"; did you mean {near[0]!r}?" if near else "; `rollbook ls` lists what is there"
     raise LookupError(f"run {ledger.run!r}: not on record in {ledger.store.url}{hint}")
+
+
+def _shown(fork: Fork | None) -> str:
+    return f"a fork of {fork.run!r} at {fork.step} of iteration {fork.iteration}" if fork else "a run of its own"
 
 
 def _record(store: Store, run: str) -> RunRecord | None:

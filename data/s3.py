@@ -1,7 +1,7 @@
 """S3: conditional create, parts for what is large, versions, and errors in plain words.
 
-Requests go through s3fs, which signs, retries and reconnects. Credentials are found by botocore (variables, profile,
-instance role) in each process and never travel.
+Requests go through s3fs, which signs and reconnects, and `Patience`, which waits for a server that does not answer.
+Credentials are found by botocore (variables, profile, instance role) in each process and never travel.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,29 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     CredentialRetrievalError,
-    HTTPClientError,
+    FlexibleChecksumError,
     NoCredentialsError,
     PartialCredentialsError,
     ProfileNotFound,
+    SSLError,
 )
 from botocore.exceptions import ConnectionError as ConnectionFailed
 from fsspec import AbstractFileSystem
+from s3fs.core import S3_RETRYABLE_ERRORS
 
-from data.backends import Backend
+from data.backends import Backend, StoredFile
 from data.files import Sink
+from data.patience import Patience
 
 PART_BYTES = 16 * 2**20
 PARTS_A_SIZE = 1_000  # then parts are twice as large: 10,000 of them, S3's most, hold S3's largest object
 MAX_PART_BYTES = 5 * 2**30
 PARTS_AT_ONCE = 4
-PARALLEL_BYTES = 64 * 2**20  # a larger object is read in several ranges at once
 CONFLICTS = 8  # tries, over half a minute
 
 CONFLICT, PRECONDITION_FAILED = 409, 412
+TOO_MANY, SERVER_ERROR, UNKNOWN_METHOD, FULL = 429, 500, 501, 507
+UNANSWERED = (ConnectionFailed, FlexibleChecksumError, *S3_RETRYABLE_ERRORS)  # or not whole
 UNKNOWN = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, CredentialRetrievalError)
 REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403")
 Call = Callable[..., dict[str, Any]]
@@ -46,13 +50,19 @@ Call = Callable[..., dict[str, Any]]
 class S3Backend(Backend):
     """A bucket, or a prefix in one."""
 
-    failures = (OSError, BotoCoreError, ClientError)
+    failures = (OSError, BotoCoreError, ClientError, *S3_RETRYABLE_ERRORS)
 
-    def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
+    def __init__(self, filesystem: AbstractFileSystem, root: str, url: str, patience_s: float) -> None:
         super().__init__(filesystem, root)
         self._bucket, _, self._prefix = self.root.partition("/")
         self._s3: Any = filesystem
-        self._call: Call = self._s3.call_s3
+        self._patiently = Patience(url, patience_s, passing, lambda error: self.explain(error)[0])
+
+    def _call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        return self._patiently(lambda: self._s3.call_s3(method, **arguments))
+
+    def size(self, path: str) -> int:
+        return int(self._call("head_object", Bucket=self._bucket, Key=self._key(path))["ContentLength"])
 
     def exists(self, path: str) -> bool:
         try:
@@ -66,19 +76,27 @@ class S3Backend(Backend):
         single = {"start": start, "end": stop, "max_concurrency": 1}  # one request; more would ask for the size first
 
         def get(version: str | None) -> bytes:
-            return self._s3.cat_file(self.at(path), version_id=version, **single)
+            return self._patiently(lambda: self._s3.cat_file(self.at(path), version_id=version, **single))
 
         return self._newest_if_gone(get, version)
 
     def list_dirs(self, path: str) -> list[str]:
         prefix = f"{self._key(path)}/".lstrip("/")
-        found, more = [], {}
+        found = (entry for page in self._pages(prefix, Delimiter="/") for entry in page.get("CommonPrefixes", []))
+        return [entry["Prefix"].removeprefix(prefix).rstrip("/") for entry in found]
+
+    def list_files(self, path: str) -> list[StoredFile]:
+        own = f"{self._prefix}/".lstrip("/")
+        found = (entry for page in self._pages(f"{self._key(path)}/".lstrip("/")) for entry in page.get("Contents", []))
+        return [StoredFile(e["Key"].removeprefix(own), e["Size"], e["LastModified"].timestamp()) for e in found]
+
+    def _pages(self, prefix: str, **more: Any) -> Iterator[dict[str, Any]]:
         while True:
-            page = self._call("list_objects_v2", Bucket=self._bucket, Prefix=prefix, Delimiter="/", **more)
-            found += [entry["Prefix"].removeprefix(prefix).rstrip("/") for entry in page.get("CommonPrefixes", [])]
+            page = self._call("list_objects_v2", Bucket=self._bucket, Prefix=prefix, **more)
+            yield page
             if not page.get("IsTruncated"):
-                return found
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+                return
+            more["ContinuationToken"] = page["NextContinuationToken"]
 
     def create(self, path: str, data: bytes) -> bool:
         try:
@@ -101,7 +119,10 @@ class S3Backend(Backend):
         return file.version if isinstance(file, Upload) else None
 
     def fetch(self, path: str, version: str | None, target: Path) -> None:
-        self._newest_if_gone(lambda version: self._s3.get_file(self.at(path), str(target), version_id=version), version)
+        def get(version: str | None) -> None:
+            self._patiently(lambda: self._s3.get_file(self.at(path), str(target), version_id=version))
+
+        self._newest_if_gone(get, version)
 
     def check(self) -> None:
         """A server may make a missing bucket by itself when something is put there: a typing error would go unseen."""
@@ -110,7 +131,7 @@ class S3Backend(Backend):
         except FileNotFoundError as error:
             raise OSError(errno.ENODEV, NO_BUCKET) from error
 
-    def explain(self, error: Exception) -> tuple[str, str]:
+    def explain(self, error: BaseException) -> tuple[str, str]:
         """Never a server's own words on credentials: some repeat the key."""
         code = _code(error)
         if isinstance(error, UNKNOWN):
@@ -119,12 +140,26 @@ class S3Backend(Backend):
             return f"the server refuses these credentials: {code}", CREDENTIALS
         if code == "NoSuchBucket" or getattr(error, "strerror", "") == NO_BUCKET:
             return f"no bucket {self._bucket!r}", "make it, or set resources.store to one that is there"
-        if isinstance(error, ConnectionFailed | HTTPClientError | TimeoutError):
-            at = self._s3.endpoint_url or "AWS"
-            return f"{at} does not answer: {type(error).__name__}", "check resources.store_endpoint and the network"
+        if (unwell := self._unwell(error)) is not None:
+            return unwell
         if isinstance(error, BotoCoreError):
             return " ".join(str(error).split()), "set resources.store to an S3 URL, s3://bucket/prefix"
         return super().explain(error)
+
+    def _unwell(self, error: BaseException) -> tuple[str, str] | None:
+        """What is wrong with the server, or with the way to it, if anything is."""
+        at, status, code = self._s3.endpoint_url or "AWS", _status(error), _code(error)
+        if status == FULL or code == "QuotaExceeded":
+            return f"no room left: {at} answers {status} {code}", "give it more room; the same command then goes on"
+        if status is not None and passing(error):
+            own = f" {code}" if code != str(status) else ""
+            return f"{at} answers {status}{own}", "wait until it is well; the same command then goes on"
+        if isinstance(error, FlexibleChecksumError):
+            return f"what {at} sent was damaged on its way", "run the same command again, and check the network"
+        if isinstance(error, UNANSWERED):
+            fix = "check resources.store_endpoint and the network; the same command goes on when it answers"
+            return f"{at} does not answer: {type(error).__name__}", fix
+        return None
 
     def _key(self, path: str) -> str:
         return "/".join(part for part in (self._prefix, path) if part)
@@ -229,6 +264,14 @@ class Upload:
 def part_bytes(number: int) -> int:
     """Size of part `number`, counted from 0, bytes."""
     return min(PART_BYTES << (number // PARTS_A_SIZE), MAX_PART_BYTES)
+
+
+def passing(error: BaseException) -> bool:
+    """Whether it may be gone if one waits: no answer, half an answer, an overloaded or failing server."""
+    status = _status(error)
+    if status is None:
+        return isinstance(error, UNANSWERED) and not isinstance(error, SSLError)
+    return status == TOO_MANY or (status >= SERVER_ERROR and status not in (UNKNOWN_METHOD, FULL))
 
 
 def endpoint_of_environment() -> str | None:

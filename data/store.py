@@ -7,9 +7,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
@@ -19,6 +20,7 @@ from data.addresses import StoreError, require_endpoint, require_no_secret
 from data.backends import DIFFERENT_THERE, Backend, LocalBackend, StoredFile
 from data.files import HashingFile, Written, check_local, missing
 from data.manifest import FileEntry
+from data.patience import PATIENCE_S
 
 __all__ = ["Store", "StoreError", "StoredFile"]
 
@@ -30,12 +32,14 @@ class Store:
     """A root folder by URL (a plain path is a file:// URL). Paths given to its methods are relative to the root.
 
     `endpoint` is the http(s):// address of an S3 service other than AWS, by default what AWS_ENDPOINT_URL says where
-    the store is first made. Credentials are no part of a store: each process finds those of its machine. Raises
-    StoreError for a URL that no installed file system understands or that holds a secret.
+    the store is first made. Credentials are no part of a store: each process finds those of its machine. An S3 service
+    that does not answer is asked again for `patience_s` seconds. Raises StoreError for a URL that no installed file
+    system understands or that holds a secret.
     """
 
     url: str
     endpoint: str | None = None
+    patience_s: float = field(default=PATIENCE_S, compare=False)
 
     def __post_init__(self) -> None:
         require_no_secret(self.url, "store")
@@ -56,8 +60,10 @@ class Store:
         object.__setattr__(self, "url", filesystem.unstrip_protocol(root).rstrip("/"))
 
     @property
-    def _options(self) -> dict[str, str]:
-        return {"endpoint_url": self.endpoint} if self.endpoint else {}
+    def _options(self) -> dict[str, Any]:
+        if not self.url.startswith(("s3://", "s3a://")):
+            return {}
+        return {"endpoint_url": self.endpoint, "config_kwargs": {"retries": {"total_max_attempts": 1}}}  # ours instead
 
     @cached_property
     def _backend(self) -> Backend:
@@ -68,11 +74,11 @@ class Store:
             return Backend(filesystem, root)
         from data.s3 import S3Backend
 
-        return S3Backend(filesystem, root)
+        return S3Backend(filesystem, root, self.url, self.patience_s)
 
     def __getstate__(self) -> dict[str, object]:
         """Only what it is made from: connections do not travel."""
-        return {"url": self.url, "endpoint": self.endpoint}
+        return {"url": self.url, "endpoint": self.endpoint, "patience_s": self.patience_s}
 
     @property
     def local(self) -> bool:

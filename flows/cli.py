@@ -14,12 +14,13 @@ from rich.console import Console
 from data.checkpoints import Checkpoints
 from data.config import ResourcesConfig
 from data.ledger import Ledger, list_runs
-from flows import cli_records as cli_records  # registers its commands
-from flows import reading, views
+from flows import cli_records, cli_replay, reading, views
 from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, app, command, console, open_store
 from flows.config import load
 from infra import driver
 from infra.home import Home
+
+MORE_COMMANDS = (cli_records, cli_replay)  # registered by their import
 
 
 @command
@@ -224,7 +225,11 @@ def tag(
 def main() -> None:
     """The console script."""
     Home.find().set_environment()
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        driver.leave(ended.code)
+        raise
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from data.prune import clear, clear_copies, forks_of, old_copies, strays, surplu
 from data.references import resolve
 from flows import record_views as views
 from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, command, console, open_store
-from flows.config import parse
+from flows.config import changed, parse
 from infra import driver
 from infra.home import Home
 
@@ -38,9 +38,11 @@ MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 def _resolve(index: Index, ref: str, home: Home, run: str | None = None) -> Node:
     """A reference to a node; one that is an MLflow run's id is asked for there."""
     if run is None and MLFLOW_ID.fullmatch(ref) and not index.with_digest(ref):
-        from infra.mlflow_runs import told_of
+        from infra.tracking import run_of
 
-        ref = told_of(home.tracking_uri, ref)
+        if (told := run_of(home.tracking_uri, ref)) is None:
+            raise LookupError(f"{ref}: neither a digest on record nor, in MLflow at {home.tracking_uri}, a run's id")
+        ref = "/".join(str(part) for part in told if part is not None)
     return resolve(index, ref, run)
 
 
@@ -99,7 +101,7 @@ def why(
 ) -> None:
     """Which fields of a step's key would make it run again: as it is on record, and as it would be asked for now."""
     ledger = Ledger(open_store(store, store_endpoint)[1], name)
-    config = parse(require_record(ledger).config, overrides)
+    config = changed(parse(require_record(ledger).config), overrides or [])
     from flows.reasons import reasons
 
     found = reasons(ledger, config, iteration, step)

@@ -25,6 +25,7 @@ StoreUrl = Annotated[str | None, typer.Option("--store", help="fsspec URL of the
 Endpoint = Annotated[str | None, typer.Option("--store-endpoint", help="Of an S3 service; else AWS_ENDPOINT_URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 STOPPED = 130
+LOOKING_S = 5.0  # how long a store is waited for: whoever asks at a terminal asks again
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -34,13 +35,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except typer.Exit:
-            raise
         except BrokenPipeError:  # `| head` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on from what is on record", style="yellow")
             raise typer.Exit(STOPPED) from None
+        except typer.Exit:  # it has said what it had to
+            raise
         except Exception as error:
             log.debug("failed", exc_info=True)
             Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
@@ -53,4 +54,4 @@ def open_store(url: str | None, endpoint: str | None) -> tuple[Home, Store]:
     """The user's home, and the store that a command is about."""
     home = Home.find()
     home.prepare()
-    return home, Store(url or home.store_url, endpoint)
+    return home, Store(url or home.store_url, endpoint, LOOKING_S)

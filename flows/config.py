@@ -1,7 +1,6 @@
 """The config of a run: a TOML file plus `--set a.b=c`, checked once, here."""
 
 import contextlib
-import copy
 import difflib
 import tomllib
 import types
@@ -154,14 +153,21 @@ def load(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
         raise ConfigError(f"{path}: no such config file; shipped ones are in flows/configs/") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    return parse(raw, overrides)
-
-
-def parse(raw: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
-    """A nested dict, changed by `a.b=c` overrides -> RunConfig. Raises ConfigError."""
-    raw = copy.deepcopy(raw)
     for override in overrides or []:
         _apply(raw, override)
+    return parse(raw)
+
+
+def changed(config: RunConfig, overrides: list[str]) -> RunConfig:
+    """The config with `a.b=c` applied. Raises ConfigError."""
+    raw = config.model_dump(mode="json")
+    for override in overrides:
+        _apply(raw, override)
+    return parse(raw)
+
+
+def parse(raw: dict[str, Any]) -> RunConfig:
+    """A nested dict -> RunConfig. Raises ConfigError."""
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:

@@ -1,10 +1,12 @@
 """From a checked config to a finished run, in a terminal."""
 
+import logging
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from data.addresses import without_password
 from data.config import ModelConfig, ResourcesConfig
 from data.ledger import Ledger, require_record
 from data.manifest import Manifest
@@ -14,16 +16,18 @@ from flows import reading, views
 from flows import session as sessions
 from flows.config import RunConfig, parse
 from flows.session import make_run, open_ledger, open_tracker
-from infra.driver import busy, holder_of, log_to_terminal
+from infra.driver import busy, holder_of, log_to_terminal, spare_farewells
 from infra.home import Home
+from infra.orphans import attend
 from tasks.import_model import import_model
 from tasks.step import OTHER_SOURCE, Note
 
+log = logging.getLogger("rollbook")
 IMPORT_RUN = "import"  # names a fleet, never a folder in the store
 
 
-def plan(config: RunConfig) -> list[Note]:
-    """Which steps are on record and which would run, in order. Nothing is written.
+def plan(config: RunConfig, through: str | None = None) -> list[Note]:
+    """Which steps are on record and which would run, in order, up to `through`. Nothing is written.
 
     Raises RunConflict or StepConflict if the run is on record with other settings.
     """
@@ -34,18 +38,18 @@ def plan(config: RunConfig) -> list[Note]:
     if ledger.store.exists(f"{config.run}/run.json"):
         ledger.open_or_create(config)
     run = make_run(config, ledger, home)
+    if through is not None:
+        run.only_through(through)
     training.plan(config, run)
     return run.notes
 
 
-def launch(config: RunConfig, console: Console) -> None:
-    """Run what is not on record, showing progress; then say what came out and where to look."""
-    from flows import training
-
+def launch(config: RunConfig, console: Console, through: str | None = None) -> None:
+    """Run what is not on record, up to the step `through`, showing progress; then say what came out."""
     started = time.perf_counter()
     log_to_terminal(console)
     _require_free(config)
-    notes = plan(config)
+    notes = plan(config, through)
     waiting = [note for note in notes if not note.recorded]
     if old := sum(note.reason == OTHER_SOURCE for note in notes):
         console.print(
@@ -60,11 +64,16 @@ def launch(config: RunConfig, console: Console) -> None:
             f"{config.run}: {_first(waiting[0])}. Starting Prefect, Ray and the models takes half a minute.",
             soft_wrap=True,
         )
+        attend()  # before Prefect starts its server
         with _Terminal(config, console):
-            training.train(config)
+            _train(config, through)
     else:
+        from flows import training
+
         console.print(f"{config.run}: every step is on record; nothing to run.")
-        training.train.fn(config)
+        training.train.fn(config, through)
+    if through is not None:
+        return
     ledger = open_ledger(config, Home.find())
     views.result(console, summarize(ledger), time.perf_counter() - started, _place(config.resources))
 
@@ -86,7 +95,8 @@ def sync_tracking(name: str, store: Store) -> int:
     for k, scores in summary.evaluations.items():
         training.tell_held_out(tracker, k, scores)
     if lost := tracker.close("FINISHED"):
-        raise ConnectionError(f"MLflow at {Home.find().tracking_uri}: {lost}; the same command tries again")
+        address = without_password(Home.find().tracking_uri)
+        raise ConnectionError(f"MLflow at {address}: {lost}; the same command tries again")
     return len(done)
 
 
@@ -95,10 +105,27 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
     config = RunConfig(run=IMPORT_RUN, model=ModelConfig(path=path), resources=resources)
     home = Home.find()
     run = make_run(config, open_ledger(config, home), home)
+    attend()
     try:
         return import_model(run, path)
     finally:
         run.fleet.close()
+
+
+def _train(config: RunConfig, through: str | None) -> None:
+    """The flow. If Prefect goes away, what matters is whether all is on record."""
+    from flows import training
+    from infra.prefect_tasks import Unanswered, require_prefect
+
+    require_prefect()
+    try:
+        training.train(config, through)
+    except Unanswered as error:
+        spare_farewells()
+        reason = f"Prefect does not answer any more ({type(error).__name__}: {' '.join(str(error).split())})"
+        if not all(note.recorded for note in plan(config, through)):
+            raise ConnectionError(f"{reason}; the same command goes on from what is on record") from error
+        log.warning("%s: it was not told that the run has ended. All is on record", reason)
 
 
 def _require_free(config: RunConfig) -> None:

@@ -5,13 +5,17 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from data.ledger import Ledger
+from data.ledger import Ledger, changes
 from data.store import Store
 from data.summary import summarize
 from flows.config import RunConfig
-from infra.driver import driving, require_going_on
+from flows.pages import artifact_key
+from infra.claims import Claim
+from infra.driver import Holder, driving, require_going_on
 from infra.home import Home
+from infra.orphans import attend
 from infra.plots import reward_png
+from infra.prefect_tasks import Pages
 from infra.ray_session import Fleet
 from infra.tracking import Tracker
 from tasks.roles import engine_role, trainer_role, worker_role
@@ -26,7 +30,12 @@ class Session:
     config: RunConfig
     run: Run
     tracker: Tracker
+    pages: Pages
     home: Home
+
+    def show_progress(self, share: float) -> None:
+        """On Prefect's page of the flow run."""
+        self.pages.progress(f"progress-{artifact_key(self.config.run)}", f"Iterations of {self.config.run}", share)
 
     def keep_plot(self) -> None:
         """The reward curve, as PNG in the run's folder and among its MLflow artifacts."""
@@ -50,12 +59,15 @@ def session(config: RunConfig) -> Iterator[Session]:
     with driving(home.run_folder(config.run), config.run), contextlib.ExitStack() as stack:
         ledger.store.check_writable()
         ledger.open_or_create(config)
+        attend()
         run = make_run(config, ledger, home)
         stack.callback(run.fleet.close)
-        tracker = open_tracker(config, ledger, home)
+        claim = Claim(ledger, Holder.me())
+        run.watchers = [*run.watchers, lambda note: None if note.recorded else claim.hold()]
+        tracker, pages = open_tracker(config, ledger, home), Pages()
         status = "FAILED"
         try:
-            yield Session(config, run, tracker, home)
+            yield Session(config, run, tracker, pages, home)
             finish_copies(run)
             status = "FINISHED"
         except KeyboardInterrupt:
@@ -63,16 +75,31 @@ def session(config: RunConfig) -> Iterator[Session]:
             raise
         finally:
             tracker.close(status)
+            pages.close()
 
 
 def open_ledger(config: RunConfig, home: Home) -> Ledger:
     resources = config.resources
-    return Ledger(Store(resources.store or home.store_url, resources.store_endpoint), config.run)
+    store = Store(resources.store or home.store_url, resources.store_endpoint, resources.store_patience_s)
+    return Ledger(store, config.run)
 
 
 def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:
     params = config.model_dump(mode="json")
-    return Tracker(home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, params)
+    return Tracker(home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, params, _fork_tags(ledger))
+
+
+def _fork_tags(ledger: Ledger) -> dict[str, str] | None:
+    record, fork = ledger.record, ledger.fork
+    if record is None or fork is None or ledger.parent is None or ledger.parent.record is None:
+        return None
+    changed = "; ".join(map(str, changes(ledger.parent.record, record)))
+    return {
+        "rollbook.parent": fork.run,
+        "rollbook.fork_iteration": str(fork.iteration),
+        "rollbook.fork_step": fork.step,
+        "rollbook.changed": changed or "nothing",
+    }
 
 
 def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
@@ -89,6 +116,7 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         watchers=[lambda note: require_going_on(), *watchers],
         checkpoint=config.checkpoint,
         iterations=config.iterations,
+        start=ledger.fork,
         execution={
             "threads": threads,
             "engine_batch": config.engine.batch,

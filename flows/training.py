@@ -13,7 +13,7 @@ from data.summary import note_wall, summarize_iteration
 from flows.config import RunConfig
 from flows.pages import artifact_key, iteration_line, iteration_page
 from flows.session import Session, session
-from infra.prefect_tasks import ProgressPage, as_task, show_markdown
+from infra.prefect_tasks import as_task
 from infra.tracking import IterationRecord, Tracker
 from tasks.advantages import estimate_advantages
 from tasks.evaluate import Evaluation, evaluate
@@ -43,16 +43,21 @@ class Head:
 
 
 @flow(name="train", flow_run_name="train-{config.run}", persist_result=False)
-def train(config: RunConfig) -> None:
-    """PPO, or one of its kin, for `config.iterations` iterations, with a held-out evaluation before and after."""
+def train(config: RunConfig, through: str | None = None) -> None:
+    """PPO, or one of its kin, for `config.iterations` iterations, with a held-out evaluation before and after.
+
+    A fork begins where it leaves its parent. With `through`, steps after that one are left out, and evaluations too.
+    """
     with session(config) as opened:
-        progress = ProgressPage(f"progress-{artifact_key(config.run)}", f"Iterations of {config.run}")
+        if through is not None:
+            opened.run.only_through(through)
+        first = opened.run.start.iteration if opened.run.start else 0
         head = begin(config, opened.run)
-        held_out(opened, 0, head)
-        for k in opened.run.ledger.walk(range(config.iterations)):
+        held_out(opened, first, head)
+        for k in opened.run.ledger.walk(range(first, config.iterations)):
             head = on_record(opened, k, head) or run_iteration(opened, k, head)
-            progress.update((k + 1) / config.iterations)
-        if config.iterations:
+            opened.show_progress((k + 1) / config.iterations)
+        if config.iterations > first:
             held_out(opened, config.iterations, head)
         opened.keep_plot()
 
@@ -74,11 +79,29 @@ def iterate(config: RunConfig, iteration: int) -> None:
 
 
 def begin(config: RunConfig, run: Run) -> Head:
-    """The policy that training begins from: imported, and warm-started if the config says so."""
+    """The policy that training begins from: imported, warm-started if the config says so; of a fork, its parent's."""
+    if run.start is not None:
+        return head_of(run.ledger, run.start.iteration)
     require_layout(config.model.path, config.layout)
     imported = import_model(run, config.model.path)
     base = warm_start(run, imported, config.prompts, config.warm_start, config.train.micro_tokens)
     return Head(base, policy=base, state=base)
+
+
+def head_of(ledger: Ledger, k: int) -> Head:
+    """Where a recorded run stood before iteration `k`, by what is on record. Raises LookupError if it never did."""
+
+    def recorded(iteration: int, step: str) -> Manifest:
+        found = ledger.find(ledger.at(iteration, step))
+        if found is None:
+            raise LookupError(f"iteration {k} of {ledger.run!r}: {step} of iteration {iteration} is not on record")
+        return found
+
+    if k == 0:
+        base = ledger.open(recorded(0, "generate").input_uris["policy"])
+        return Head(base, base, base)
+    policy, state = recorded(k - 1, "publish"), recorded(k - 1, "train")
+    return Head(ledger.open(policy.input_uris["base"]), policy, state)
 
 
 def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
@@ -93,18 +116,19 @@ def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
 
 
 def evaluate_policy(c: RunConfig, run: Run, k: int, head: Head) -> Evaluation | Pending | None:
-    """Held-out problems under the policy that iteration `k` starts from."""
-    return evaluate(run, k, head.policy, c.evaluate, c.prompts, c.sampling, c.reward, c.engine)
+    """Held-out problems under the policy that iteration `k` starts from; none if only a part of one is to be done."""
+    return None if run.through else evaluate(run, k, head.policy, c.evaluate, c.prompts, c.sampling, c.reward, c.engine)
 
 
 def plan(config: RunConfig, run: Run) -> None:
     """Walk the whole run without doing anything; `run.notes` then says which steps would run, and why."""
     planned = replace(run, planning=True, watchers=())
+    first = run.start.iteration if run.start else 0
     head = begin(config, planned)
-    evaluate_policy(config, planned, 0, head)
-    for k in run.ledger.walk(range(config.iterations)):
+    evaluate_policy(config, planned, first, head)
+    for k in run.ledger.walk(range(first, config.iterations)):
         head = one_iteration(config, planned, k, head)
-    if config.iterations:
+    if config.iterations > first:
         evaluate_policy(config, planned, config.iterations, head)
 
 
@@ -125,12 +149,13 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
         opened.run.get_ready()
         started = time.perf_counter()
         after = one_iteration(opened.config, opened.run, iteration, head)
-        note_wall(opened.run.ledger, iteration, time.perf_counter() - started)
+        if after.recorded and not opened.run.shares(iteration):
+            note_wall(opened.run.ledger, iteration, time.perf_counter() - started)
         tell_iteration(opened.tracker, opened.run.ledger, iteration)
         summary = summarize_iteration(opened.run.ledger, iteration)
         log.info(iteration_line(summary))
         key = f"iteration-{artifact_key(opened.config.run)}"
-        show_markdown(key, iteration_page(summary), iteration_line(summary).strip())
+        opened.pages.show(key, iteration_page(summary), iteration_line(summary).strip())
         return after
 
     return as_task(f"iteration-{k}", body, iteration=k)

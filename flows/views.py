@@ -13,13 +13,16 @@ from flows.config import RunConfig
 from flows.reading import Json
 
 if TYPE_CHECKING:
+    from flows.replaying import StepCheck
+    from flows.rescoring import Rescored
+    from flows.sweeping import Variant
     from infra.doctor import Check
     from tasks.step import Note
 
 SHOWN_AT_AN_END = 10
 LISTED = ("trajectory", "status", "reward", "advantage", "answer")
 LEFT = {"run", "step", "answer", "trajectory", "check", "found", "why", "status"}
-LEFT |= {"field", "column", "first", "recorded", "now", "A", "B", "kind", "what", "name"}
+LEFT |= {"field", "column", "first", "recorded", "now", "A", "B", "kind", "what", "name", "metric"}
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -193,3 +196,56 @@ def result(console: Console, summary: RunSummary, seconds: float, place: str = "
         highlight=False,
         soft_wrap=True,
     )
+
+
+def step_checks(console: Console, run: str, iteration: int, checks: "Sequence[StepCheck]") -> None:
+    made = table(
+        f"{run}, iteration {iteration}, made again from its recorded inputs", "step", "on record", "again", "found"
+    )
+    for check in checks:
+        digests = (check.recorded.content_digest[:12], check.again.content_digest[:12])
+        style = "green" if check.equal else "yellow" if check.passed else "red"
+        made.add_row(check.step, *digests, Text(check.told(), style))
+    console.print(made)
+
+
+def fork(console: Console, compared: Json) -> None:
+    """The steps of a fork beside its parent's, with the metrics that moved."""
+    for step in compared["steps"]:
+        title = f"{step['step']} of iteration {compared['iteration']}"
+        if step["equal"] or not step["metrics"]:
+            console.print(f"{title}: {'as' if step['equal'] else 'other than'} in {compared['parent']}")
+            continue
+        made = table(title, "metric", compared["parent"], compared["run"])
+        for name, (before, after) in sorted(step["metrics"].items()):
+            made.add_row(name, number(before, ".5g"), number(after, ".5g"))
+        console.print(made)
+    run = compared["run"]
+    console.print(f"on record as {run}; go on from there with  rollbook resume {run} --more N", soft_wrap=True)
+
+
+def variants(console: Console, title: str, found: "Sequence[Variant]", shown: Sequence[str]) -> None:
+    """A row for each variant of a sweep: its settings, and the metrics in which variants differ."""
+    names = list(found[0].settings)
+    short = [name.split(".")[-1] for name in names]
+    made = table(title, *(short if len(set(short)) == len(short) else names), *shown, "s")
+    for variant in found:
+        cells = [number(variant.metrics.get(name), ".4g") for name in shown]
+        made.add_row(*(variant.settings[name] for name in names), *cells, number(variant.seconds, ".2f"))
+    console.print(made)
+
+
+def rescored(console: Console, title: str, found: "Sequence[Rescored]") -> None:
+    columns = {
+        "reward before": "reward/before",
+        "after": "reward/after",
+        "failed": "reward/failed_after",
+        "rewards changed": "reward/changed",
+        "correlation": "reward/correlation",
+        "advantages flipped": "advantage/flipped",
+        "their correlation": "advantage/correlation",
+    }
+    made = table(title, "iteration", *columns)
+    for row in found:
+        made.add_row(str(row.iteration), *(number(row.metrics.get(name)) for name in columns.values()))
+    console.print(made)

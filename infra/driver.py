@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -19,7 +20,9 @@ from rich.console import Console
 
 log = logging.getLogger("rollbook")
 _stop_asked = threading.Event()
+_farewells_spared = threading.Event()
 LOG_FILE = "run.log"
+NAME_S = 2.0
 
 
 class RunBusy(RuntimeError):
@@ -33,6 +36,11 @@ class Holder:
     pid: int
     host: str
     started: float  # seconds since the epoch, of the process: a pid may be used again
+
+    @classmethod
+    def me(cls) -> "Holder":
+        process = psutil.Process()
+        return cls(process.pid, socket.gethostname(), process.create_time())
 
     def alive(self) -> bool:
         try:
@@ -68,16 +76,28 @@ def driving(folder: Path, run: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise busy(run, holder_of(folder)) from None
-    me = psutil.Process()
-    mine = Holder(me.pid, socket.gethostname(), me.create_time())
-    (folder / "driver.json").write_text(json.dumps(asdict(mine)))
+        raise busy(run, _named_holder(folder)) from None
+    _enter_name(folder)
     try:
         with _logging_to(folder / LOG_FILE), interruptible():
             yield
     finally:
         (folder / "driver.json").unlink(missing_ok=True)
         lock.release()
+
+
+def _enter_name(folder: Path) -> None:
+    beside = folder / f"driver.json.{os.getpid()}"
+    beside.write_text(json.dumps(asdict(Holder.me())))
+    beside.replace(folder / "driver.json")  # nobody reads half a name
+
+
+def _named_holder(folder: Path) -> Holder | None:
+    """Who has the lock: it was taken a moment before its holder's name is there."""
+    deadline = time.monotonic() + NAME_S
+    while (holder := holder_of(folder)) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holder
 
 
 def stop(holder: Holder, grace_s: float) -> bool:
@@ -137,10 +157,24 @@ def require_going_on() -> None:
         raise KeyboardInterrupt
 
 
+def spare_farewells() -> None:
+    """Let `leave` end this process at once: Prefect would offer a dead server each event it has left, 7 s an event."""
+    _farewells_spared.set()
+
+
+def leave(code: object) -> None:
+    """End the process with an exit code if farewells are spared; all that is ours must be closed."""
+    if _farewells_spared.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0)
+
+
 def log_to_terminal(console: Console) -> None:
     """Rollbook's own lines, and nobody else's, on the terminal."""
     log.addHandler(_ConsoleHandler(console))
     log.propagate = False
+    logging.raiseExceptions = False  # a library whose log cannot be sent would print so
 
 
 class _ConsoleHandler(logging.Handler):

@@ -1,9 +1,17 @@
 """Prefect: a step as a task run, and the page that a person reads about an iteration."""
 
+import logging
+import os
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect import Task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
@@ -12,11 +20,17 @@ from prefect.context import FlowRunContext, TaskRunContext
 
 from infra.ray_session import WorkerLost
 
+log = logging.getLogger("rollbook")
 LOST_WORKER_RETRIES = 2
+HEALTH_S = 10.0
+Unanswered = httpx.HTTPError  # what Prefect's client raises when its server is gone
 
 
 def _only_lost_workers(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    return isinstance(state.result(raise_on_failure=False), WorkerLost)
+    lost = state.result(raise_on_failure=False)
+    if isinstance(lost, WorkerLost):
+        log.warning("%s is tried again: its worker was lost (%s)", task.name, str(lost).splitlines()[0])
+    return isinstance(lost, WorkerLost)
 
 
 def inside_flow() -> bool:
@@ -41,20 +55,71 @@ def as_task[Result](name: str, call: Callable[..., Result], **parameters: Any) -
     return task(**parameters)
 
 
-def show_markdown(key: str, text: str, description: str) -> None:
-    """Attach a page to the current Prefect run; nothing where no flow runs. Keys: lower case, digits, dashes."""
-    if inside_flow():
-        create_markdown_artifact(text, key=key, description=description)
+class Pages:
+    """What people read of a flow run in Prefect's UI, sent from one background thread: training does not wait for it.
+
+    A page that Prefect does not take is missing there for ever, with those that waited behind it. Make it inside the
+    flow run, and close it there; where no flow runs it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "pages") if inside_flow() else None
+        self._progress: UUID | None = None
+        self._lost_at = 0.0  # seconds since the epoch
+        self._answers = True
+
+    def show(self, key: str, text: str, description: str) -> None:
+        """Attach a page to the current Prefect run. Keys: lower case, digits, dashes."""
+        self._later(lambda: create_markdown_artifact(text, key=key, description=description))
+
+    def progress(self, key: str, description: str, share: float) -> None:
+        """A progress bar, one for a flow run."""
+
+        def send() -> None:
+            if self._progress is None:
+                self._progress = create_progress_artifact(100.0 * share, key=key, description=description)
+            else:
+                update_progress_artifact(self._progress, progress=100.0 * share)
+
+        self._later(send)
+
+    def close(self) -> None:
+        """Wait until all is sent, or was given up."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    def _later(self, send: Callable[[], Any]) -> None:
+        if self._thread is not None:
+            self._thread.submit(copy_context().run, self._send, send, time.time())
+
+    def _send(self, send: Callable[[], Any], asked_at: float) -> None:
+        """Each try at a dead server takes a minute: what was asked for meanwhile is not tried."""
+        if asked_at < self._lost_at:
+            return
+        try:
+            send()
+        except Exception as error:  # whatever Prefect's server does must not touch the training
+            self._lost_at = time.time()
+            if self._answers:
+                said = next(iter(str(error).splitlines()), "no message")
+                log.warning("Prefect: %s: %s. Training goes on; pages are missing there", type(error).__name__, said)
+            self._answers = False
+        else:
+            self._answers = True
 
 
-class ProgressPage:
-    """A progress bar in Prefect's UI, one for a flow run."""
-
-    def __init__(self, key: str, description: str) -> None:
-        self._id: UUID | None = None
-        if inside_flow():
-            self._id = create_progress_artifact(0.0, key=key, description=description)
-
-    def update(self, share: float) -> None:
-        if self._id is not None:
-            update_progress_artifact(self._id, progress=100.0 * share)
+def require_prefect() -> None:
+    """Raises ConnectionError if a Prefect server is set and does not answer at all."""
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        return
+    try:
+        urllib.request.urlopen(f"{url}/health", timeout=HEALTH_S).close()
+    except urllib.error.HTTPError:  # it answers; it may want a key, which Prefect's client has
+        return
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConnectionError(
+            f"Prefect at {url} does not answer ({reason}); start it with `rollbook up`, or unset PREFECT_API_URL: the "
+            "run then starts one for itself"
+        ) from None

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -16,6 +17,9 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from infra.notices import Listener, ToDriver
+
+log = logging.getLogger("rollbook")
 OBJECT_STORE_BYTES = 256 * 2**20
 LOCAL_RANK_CPUS = 0.01  # the operating system shares one machine's well; Ray would wait for ever for more than it has
 POLL_S = 0.05
@@ -57,6 +61,7 @@ class Resident:
     def __init__(self) -> None:
         self._resource: Any = None
         self._failure: Exception | None = None
+        logging.getLogger("rollbook").addHandler(ToDriver())
 
     def address(self) -> str:
         """tcp://ip:port, a free port of this process's machine, where the ranks of a gang can meet."""
@@ -97,6 +102,7 @@ class Fleet:
         self._residents: dict[str, list[ActorHandle]] = {}
         self._groups: dict[str, PlacementGroup] = {}
         self._session = contextlib.ExitStack()
+        self._listener = Listener()
 
     def close(self) -> None:
         """Stop the residents, and Ray if this fleet started it."""
@@ -113,10 +119,19 @@ class Fleet:
         if not self._residents:
             self._session.enter_context(session(self._address))
         if role.name not in self._residents:
-            self._residents[role.name] = self._gang(role) if role.ranks else [_actor().remote()]
+            self._dismiss(role.name)  # the places of a gang that died before it had met
+            self._residents[role.name] = self._gang(role) if role.ranks else [_actor(role.name).remote()]
             if not role.ranks:
                 self._residents[role.name][0].own.remote(role.factory, *role.args)
         return self._residents[role.name]
+
+    def await_ready(self, role: Role) -> None:
+        """Wait until the residents can work. Those that died since they were last asked are made again."""
+        try:
+            self.run(role, _nothing)
+        except WorkerLost as lost:
+            log.warning("%s is made again: it was lost (%s)", role.name, str(lost).splitlines()[0])
+            self.run(role, _nothing)
 
     def run(self, role: Role, body: Callable[..., Any], *args: Any) -> Any:
         """Run `body(resource, *args)` on the resident, or on every rank of a gang; returns rank 0's result.
@@ -126,7 +141,7 @@ class Fleet:
         """
         actors = self.warm(role)
         try:
-            return _wait([actor.run.remote(body, *args) for actor in actors])[0]
+            return _wait([actor.run.remote(body, *args) for actor in actors], self._listener.listen)[0]
         except (WorkerLost, KeyboardInterrupt, SystemExit):
             self._dismiss(role.name)
             raise
@@ -141,7 +156,7 @@ class Fleet:
         group = placement_group([{"CPU": cpus}] * world, strategy="STRICT_PACK")  # ranks write one checkpoint folder
         self._groups[role.name] = group
         strategies = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(world)]
-        actors = [_actor(strategy, cpus).remote() for strategy in strategies]
+        actors = [_actor(f"{role.name} {rank}", s, cpus).remote() for rank, s in enumerate(strategies)]
         rendezvous = _wait([actors[0].address.remote()])[0]
         for rank, actor in enumerate(actors):
             actor.own.remote(role.factory, rank, len(actors), rendezvous, *role.args)
@@ -154,15 +169,20 @@ class Fleet:
             remove_placement_group(self._groups.pop(name))
 
 
-def _actor(strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
+def _nothing(resource: object) -> None:
+    """The body of a resident that is only waited for."""
+
+
+def _actor(part: str, strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
+    """A resident whose process has the title `ray::rollbook <part>`, for people who look at `ps` or `nvidia-smi`."""
     options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0}
     if strategy is not None:
         options["scheduling_strategy"] = strategy
-    return ray.remote(**options)(Resident)
+    return ray.remote(**options)(type(f"rollbook {part}", (Resident,), {}))
 
 
-def _wait(references: list[Any]) -> list[Any]:
-    """The results of actor calls, in order; the first failure ends the wait.
+def _wait(references: list[Any], meanwhile: Callable[[], None] = lambda: None) -> list[Any]:
+    """The results of actor calls, in order; the first failure ends the wait. `meanwhile` is called again and again.
 
     A bare `ray.get` in the main thread cannot be interrupted by Prefect's cancel or a timeout, so this polls futures.
     """
@@ -173,6 +193,7 @@ def _wait(references: list[Any]) -> list[Any]:
             done, pending = concurrent.futures.wait(pending, POLL_S, concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 future.result()
+            meanwhile()
         return [future.result() for future in futures]
     except RayTaskError as error:
         cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))

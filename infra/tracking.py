@@ -6,6 +6,7 @@ A training is a parent run, an iteration a nested run. Each nested run has the m
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ log = logging.getLogger("rollbook")
 EXPERIMENT = "rollbook"
 DIGEST_CHARACTERS = 36  # what MLflow allows
 PARAMS_A_BATCH = 100  # likewise
+MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 TABLE_KINDS = ("rollouts", "rewards", "replays", "advantages")
 
 
@@ -41,13 +43,23 @@ class IterationRecord:
 class Tracker:
     """Writes to MLflow from one background thread, so that training does not wait for it."""
 
-    def __init__(self, tracking_uri: str, artifacts: Path, run: str, store_url: str, params: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tracking_uri: str,
+        artifacts: Path,
+        run: str,
+        store_url: str,
+        params: Mapping[str, Any],
+        fork: Mapping[str, str] | None = None,
+    ) -> None:
+        """fork: tags that say where the run leaves another (`rollbook.parent`, its name, among them)."""
         self._thread = ThreadPoolExecutor(1, "mlflow")
         self._client: MlflowClient  # made in the thread: a database that is new takes seconds to lay out
         self._model = run  # its name in the registry
+        self._over_http = tracking_uri.startswith("http")
         self._lost = ""  # why nothing more is sent
         self._run, self._store_url, self._artifacts = run, store_url, artifacts
-        self._params = dict(params)
+        self._params, self._fork = dict(params), dict(fork or {})
         self._parent_id = ""
         self._recorded: dict[int, str] = {}
         self._later(self._open, tracking_uri)
@@ -83,7 +95,7 @@ class Tracker:
         try:
             call(*args)
         except Exception as error:  # whatever a tracking server does must not touch the training
-            self._lost = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            self._lost = _brief(error)
             log.warning(
                 "MLflow: %s. Training goes on; `rollbook sync-tracking %s` tells MLflow later", self._lost, self._run
             )
@@ -91,11 +103,12 @@ class Tracker:
     def _open(self, tracking_uri: str) -> None:
         self._client = MlflowClient(tracking_uri)
         experiment = self._experiment()
-        parent = _only(
-            self._client, experiment, f"tags.`rollbook.run` = '{self._run}' AND tags.`rollbook.role` = 'run'"
-        )
+        parent = self._run_called(experiment, self._run)
         if parent is None:
-            tags = {"rollbook.run": self._run, "rollbook.role": "run", "rollbook.store": self._store_url}
+            tags = {"rollbook.run": self._run, "rollbook.role": "run", "rollbook.store": self._store_url, **self._fork}
+            above = self._run_called(experiment, self._fork["rollbook.parent"]) if self._fork else None
+            if above is not None:
+                tags[MLFLOW_PARENT_RUN_ID] = above.info.run_id
             parent = self._client.create_run(experiment, run_name=self._run, tags=tags)
             params = [Param(k, str(v)) for k, v in flatten(self._params).items()]
             for start in range(0, len(params), PARAMS_A_BATCH):
@@ -104,6 +117,9 @@ class Tracker:
         self._client.update_run(self._parent_id, status="RUNNING")
         self._recorded = self._complete_iterations(experiment)
         _have_registered_model(self._client, self._model)
+
+    def _run_called(self, experiment: str, name: str) -> MlflowRun | None:
+        return _only(self._client, experiment, f"tags.`rollbook.run` = '{name}' AND tags.`rollbook.role` = 'run'")
 
     def _experiment(self) -> str:
         found = self._client.get_experiment_by_name(EXPERIMENT)
@@ -141,9 +157,10 @@ class Tracker:
         for step, manifest in record.manifests.items():
             client.log_text(nested, manifest.model_dump_json(indent=2), f"manifests/{step}.json")
         self._register(record, nested)
-        client.log_batch(nested, tags=[RunTag("rollbook.complete", "true")])
+        if "publish" in record.manifests:  # else a part of an iteration: the whole is told of anew
+            client.log_batch(nested, tags=[RunTag("rollbook.complete", "true")])
+            self._recorded[record.iteration] = nested
         client.set_terminated(nested)
-        self._recorded[record.iteration] = nested
 
     def _register(self, record: IterationRecord, nested: str) -> None:
         policy = record.manifests.get("publish")
@@ -155,7 +172,16 @@ class Tracker:
             "digest": policy.content_digest,
         }
         source = policy.uri.rsplit("/", 1)[0]
+        if self._over_http and source.startswith("file://"):
+            source = source.replace("file://", "rollbook:", 1)  # a server refuses local folders: they might be anyone's
         self._client.create_model_version(self._model, source=source, run_id=nested, tags=tags)
+
+
+def _brief(error: BaseException) -> str:
+    """What lies under it: MLflow's client wraps a refused connection five times."""
+    while under := error.__cause__ or error.__context__:
+        error = under
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -201,6 +227,18 @@ def _dataset_input(manifest: Manifest) -> DatasetInput:
         profile=json.dumps(profile),
     )
     return DatasetInput(dataset, [InputTag("mlflow.data.context", manifest.kind)])
+
+
+def run_of(tracking_uri: str, run_id: str) -> tuple[str, int | None] | None:
+    """(run, iteration if it is one's) of an MLflow run by its id; None for what is no such id, or not Rollbook's."""
+    if not MLFLOW_RUN_ID.fullmatch(run_id):
+        return None
+    try:
+        tags = MlflowClient(tracking_uri).get_run(run_id).data.tags
+    except MlflowException:
+        return None
+    iteration = tags.get("rollbook.iteration")
+    return (tags["rollbook.run"], None if iteration is None else int(iteration)) if "rollbook.run" in tags else None
 
 
 def connect(tracking_uri: str) -> str:

@@ -78,3 +78,42 @@ def logprob_gap(old_logprobs: Ragged, rollout_logprobs: Ragged, action_mask: Rag
     sampled = action_mask.values
     gap = np.abs(old_logprobs.values[sampled].astype(np.float64) - rollout_logprobs.values[sampled])
     return describe("engine_logprob_gap", gap, "mean", "max")
+
+
+def reward_shift(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """How rewards moved from one scorer to another: [rows] float each, non-finite where the scorer failed.
+
+    Means are of each one's finite rewards; share changed, and Pearson's correlation, of the rows that both scored.
+    """
+    both = np.isfinite(before) & np.isfinite(after)
+    found = {f"reward/{name}": float(np.mean(r[np.isfinite(r)])) for name, r in _named(before, after) if _any(r)}
+    found |= {f"reward/failed_{name}": float((~np.isfinite(r)).sum()) for name, r in _named(before, after)}
+    if both.any():
+        found["reward/changed"] = float(np.mean(before[both] != after[both]))
+    return found | _correlation("reward", before[both], after[both])
+
+
+def advantage_shift(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """How advantages moved: [tokens] float each, of the tokens in both losses. Flipped: of those not 0 in both."""
+    if not len(before):
+        return {}
+    told = (before != 0) & (after != 0)
+    found = {"advantage/mean_move": float(np.mean(np.abs(after - before)))}
+    if told.any():
+        found["advantage/flipped"] = float(np.mean(np.sign(before[told]) != np.sign(after[told])))
+    return found | _correlation("advantage", before, after)
+
+
+def _named(before: np.ndarray, after: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    return [("before", before), ("after", after)]
+
+
+def _any(values: np.ndarray) -> bool:
+    return bool(np.isfinite(values).any())
+
+
+def _correlation(name: str, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """Of two series of which neither is constant; else there is none."""
+    if len(before) < 2 or np.std(before) <= ZERO_STD or np.std(after) <= ZERO_STD:
+        return {}
+    return {f"{name}/correlation": float(np.corrcoef(before, after)[0, 1])}

@@ -14,6 +14,11 @@ from ops.rewards import scored
 from tasks.step import Job, Pending, Run, Step, perform, require_same_rows, unless_given
 
 STEP = Step("advantages", version=1, kind="advantages")
+READ = {
+    "rollouts": ["trajectory_id", "parent_id", "purpose", "status", "token_ids", "action_mask"],
+    "rewards": ["trajectory_id", "reward", "token_rewards"],
+    "replays": ["trajectory_id", "values", "bootstrap_value"],
+}
 
 
 @unless_given(STEP)
@@ -41,9 +46,7 @@ def estimate_advantages(
 
 def _advantages(worker: TimedPool, job: Job, config: AdvantageConfig) -> Manifest:
     del worker  # only its process is needed: it has the compiled GAE loaded
-    rollouts = job.table("rollouts", ["trajectory_id", "parent_id", "purpose", "status", "token_ids", "action_mask"])
-    rewards = job.table("rewards", ["trajectory_id", "reward", "token_rewards"])
-    replays = job.table("replays", ["trajectory_id", "values", "bootstrap_value"])
+    rollouts, rewards, replays = (job.table(name, columns) for name, columns in READ.items())
     require_same_rows(rollouts, rewards, replays)
     batch = AdvantageBatch(
         trajectory_id=rollouts["trajectory_id"],

@@ -2,12 +2,15 @@
 
 import functools
 import math
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.checkpoints import STEP as CHECKPOINT
 from data.checkpoints import Checkpoints, way_to
 from data.config import CheckpointConfig, CriticConfig, TrainConfig
-from data.ledger import read_table
+from data.ledger import Ledger, Request, read_table
 from data.manifest import Manifest, ManifestError
 from infra.spool import Spool
 from models.megatron.contract import Setup, TrainOptions
@@ -33,6 +36,7 @@ def bring(trainer: "Trainer", job: Job, setup: Setup) -> None:
     Raises NotTheState, naming the iteration, if a state that is not kept cannot be made again.
     """
     state = job.input("state")
+    job.how["device"] = trainer.device
     if trainer.resume(state.content_digest, setup):
         return
     if state.kind == "policy":
@@ -73,8 +77,7 @@ def _table(job: Job, step: Manifest, name: str) -> Any:
 def _require_near(trainer: "Trainer", job: Job, step: Manifest, updates: list[dict[str, float]]) -> None:
     """Raises NotTheState unless every optimizer step was like the recorded one."""
     what = f"the train step of iteration {step.iteration} of {step.run!r}, repeated to make its state again"
-    alike = all(step.execution.get(name) == job.request.execution.get(name) for name in ("layout", "threads"))
-    if trainer.deterministic and alike:
+    if same_bits(step.execution, {**job.request.execution, **job.how}):
         raise NotTheState(
             f"{what}, gave another state than the recorded {step.content_digest[:16]}: Rollbook's source or a package "
             "differs from what made it (see the manifest); use those versions, or fork from a state that is kept"
@@ -86,6 +89,12 @@ def _require_near(trainer: "Trainer", job: Job, step: Manifest, updates: list[di
                     f"{what}, has {name} {mine[name]:.6g} at optimizer step {number}, on record {recorded[name]:.6g}: "
                     f"further apart than {TOLERANCE:.0%}; run on the recorded layout and device"
                 )
+
+
+def same_bits(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether what two executions of a trainer's step give must be equal, not only near."""
+    alike = all(recorded.get(name) == now.get(name) for name in ("device", "layout", "threads"))
+    return alike and now.get("device") == "cpu"
 
 
 def _updates_of(step: Manifest) -> list[dict[str, float]]:
@@ -120,6 +129,25 @@ def keep_behind(job: Job, made: Manifest, saved: Path, config: CheckpointConfig)
         checkpoints.retain(config)
 
     spool(job.cache / "spool").send(saved, copy)
+
+
+def keep_for_later(run: Run, state: Manifest) -> None:
+    """See to it that a state is kept now, so that several steps can start from it without repeating any."""
+    if state.kind == "state" and way_to(run.ledger, state)[1]:
+        request = Request(CHECKPOINT, 1, CHECKPOINT, {"state": state}, execution=run.execution)
+        setup = _setup_of(state)
+        run.fleet.run(run.trainer, _keep_input, run.ledger, request, run.cache, setup)
+
+
+def _keep_input(trainer: "Trainer", ledger: Ledger, request: Request, cache: Path, setup: Setup) -> None:
+    state = request.inputs["state"]
+    assert isinstance(state, Manifest) and state.run is not None
+    job = Job(ledger, ledger.shared(request), request, cache)
+    bring(trainer, job, setup)
+    saved = save(trainer, job)
+    if trainer.is_first:
+        Checkpoints(Ledger(ledger.store, state.run)).keep(state, saved, {**request.execution, **job.how})
+        shutil.rmtree(saved)
 
 
 def finish_copies(run: Run) -> None:

@@ -123,9 +123,19 @@ class Run:
     through: str | None = None  # the last step that may run
     aside: frozenset[str] = frozenset()  # steps whose results belong to no iteration: they lie under their keys
     verification: "Verification | None" = None
+    steps: Sequence[str] = STEPS  # that may have to run; only their residents are made
     planning: bool = False
     notes: list[Note] = field(default_factory=list)
     watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
+
+    def only_through(self, step: str) -> None:
+        """Leave out the steps after this one; of a fork's first iteration, only those after the fork will run."""
+        first = STEPS.index(self.start.step) if self.start is not None else 0
+        self.through, self.steps = step, STEPS[first : STEPS.index(step) + 1]
+
+    def shares(self, iteration: int) -> bool:
+        """Whether steps of the iteration are another run's, so that its wall time is of some steps only."""
+        return self.start is not None and self.start.has(iteration, STEPS[0])
 
     def keeps_state(self, iteration: int) -> bool:
         """Whether the training state after this iteration is written."""
@@ -151,10 +161,20 @@ class Run:
 
     def get_ready(self) -> None:
         """Wait until every resident can work, so that no step's time is spent on starting one."""
-        for resident in (self.engine, self.trainer, self.worker):
+        self.warm()
+        for resident in self.residents():
+            self.fleet.await_ready(resident)
+
+    def warm(self) -> None:
+        """Have the residents started, so that their libraries load while the first steps run."""
+        for resident in self.residents():
             self.fleet.warm(resident)
-        for resident in (self.engine, self.trainer, self.worker):
-            self.fleet.run(resident, _nothing)
+
+    def residents(self) -> list[Role]:
+        """Those that the steps need."""
+        parts = {"generate": self.engine, "score": self.worker, "advantages": self.worker}
+        needed = [parts.get(step, self.trainer) for step in self.steps]
+        return [role for role in (self.engine, self.trainer, self.worker) if role in needed]
 
     def note(self, note: Note) -> None:
         self.notes.append(note)
@@ -173,10 +193,6 @@ def unless_given[**Rest](step: Step) -> Callable[[StepFunction[Rest]], StepFunct
         return call
 
     return decorate
-
-
-def _nothing(resource: object) -> None:
-    """The body of a resident that is only waited for."""
 
 
 def perform(
@@ -214,12 +230,16 @@ def perform(
     aside = iteration is None or step.name in run.aside
     address = run.ledger.shared(request) if aside else run.ledger.at(iteration, step.name)
     recorded = run.ledger.resolve(address, request)
-    checked = run.verification if recorded is not None and iteration is not None else None
+    checked = run.verification if iteration is not None else None
+    if recorded is None and checked is not None:
+        raise LookupError(
+            f"{step.name} of iteration {iteration} of {run.name!r}: not on record; there is nothing to verify"
+        )
     if recorded is not None and checked is None:
         same = recorded.code_digest == code_digest()
         run.note(Note(step.name, iteration, True, "on record" if same else OTHER_SOURCE))
         return recorded
-    run.note(Note(step.name, iteration, False, "not on record" if recorded is None else "to be verified"))
+    run.note(Note(step.name, iteration, False, "not on record" if checked is None else "to be verified"))
     if run.planning:
         return Pending(step.name, iteration)
     if checked is not None:
@@ -227,8 +247,7 @@ def perform(
 
     def call(key: str, inputs: dict[str, str]) -> Manifest:
         del key, inputs  # for the reader of Prefect's page
-        for resident in (run.engine, run.trainer, run.worker):
-            run.fleet.warm(resident)  # their libraries load while the first steps run
+        run.warm()
         return run.fleet.run(role, _body, body, run.ledger, address, request, run.cache, args)
 
     digests = dict(request.input_digests)

@@ -18,7 +18,8 @@ from data.ledger import Ledger
 from data.lineage import trace
 from data.references import resolve
 from flows.config import load
-from tests.recorder import record
+from infra.home import Home
+from tests.recorder import record_run
 from tests.seaweed import seaweed
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,9 @@ def ask(ledger: Ledger, folder: Path, ref: str) -> tuple[float, int]:
 
 def measure(place: str, store: str, iterations: int) -> None:
     config = load(ROOT / "flows/configs/sort.toml", [f"resources.store={store}", f"iterations={iterations}"])
-    ledger = record(config)
+    home = Home.find()
+    home.prepare()
+    ledger = record_run(config, home, iterations)[0].ledger
     with tempfile.TemporaryDirectory() as folder:
         first, _ = ask(ledger, Path(folder), "sort/0/publish")
         for ref in ("sort/0/publish", f"sort/{iterations // 2}/generate", f"sort/{iterations - 1}/publish"):

@@ -20,7 +20,8 @@ from rich.console import Console
 from data.summary import summarize
 from flows.config import load
 from flows.launch import plan
-from tests.recorder import record
+from infra.home import Home
+from tests.recorder import record_run
 from tests.seaweed import seaweed
 
 ROOT = Path(__file__).parents[2]
@@ -34,12 +35,14 @@ def seconds(call: Callable[[], Any]) -> float:
 
 def measure(place: str, store: str, iterations: int) -> None:
     config = load(ROOT / "flows/configs/sort.toml", [f"resources.store={store}", f"iterations={iterations}"])
-    ledger = record(config)
+    home = Home.find()
+    home.prepare()
+    run, _ = record_run(config, home, iterations)
     notes: list[Any] = []
     planned = seconds(lambda: notes.extend(plan(config)))
     waiting = [note for note in notes if not note.recorded]
     assert {note.iteration for note in waiting} <= {0, iterations}, waiting[:3]  # the evaluations
-    listed = seconds(lambda: summarize(ledger))
+    listed = seconds(lambda: summarize(run.ledger))
     Console().print(
         f"{place}: {iterations} iterations, {len(notes)} steps known after {planned:.2f} s "
         f"({1000 * planned / iterations:.2f} ms an iteration); `show` reads all in {listed:.2f} s"

@@ -1,93 +1,92 @@
-"""kill -9 of the whole run in the middle of `train`, then the same command: nothing repeated, nothing lost (C21)."""
+"""Processes killed with kill -9, and runs that are stopped: the same command goes on, to the same end."""
 
-import contextlib
+import datetime
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
-KILLED_IN = 1  # iteration
+from tests.flows.chaos import STEPS, Kill, Running, require_equal
 
-
-def kill_in_train(desk: Any) -> list[psutil.Process]:
-    """Start the run and kill its driver once the advantages of one iteration are in and its train step is at work."""
-    driver = subprocess.Popen(
-        desk.command(*desk.small()),
-        cwd=desk.folder,
-        env=desk.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-    )
-    folder = desk.folder / f".rollbook/store/small/{KILLED_IN:06d}"
-    wait_for(folder / "generate/manifest.json", driver)
-    family = psutil.Process(driver.pid).children(recursive=True)  # takes a while: not when it matters
-    wait_for(folder / "advantages/manifest.json", driver)
-    time.sleep(0.02)  # into the optimizer steps
-    for process in [psutil.Process(driver.pid), *family]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    driver.wait()
-    assert not (folder / "train/manifest.json").exists(), "the kill came too late to test anything"
-    return family
+ITERATIONS = 8
 
 
-def wait_for(file: Path, driver: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 400
-    while not file.exists():
-        assert driver.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
+@dataclass(frozen=True)
+class Stopped:
+    """A run that nothing disturbed for ITERATIONS iterations, before `rollbook stop` ended it."""
+
+    desk: Any
+    driver: int
+    status: str  # while it ran
+    busy: str  # what a second driver was told
+    stop: str
+    said: str
+    code: int
 
 
-def test_c21_killed_run_ends_as_the_undisturbed_one(desk: Callable[[str], Any], finished: tuple[Any, str]) -> None:
-    """The twin ran in a fresh folder. Equal: prompts consumed, lr of every update, metrics, and the weights' digest."""
-    twin, _ = finished
-    killed = desk("killed")
-    family = kill_in_train(killed)
-    psutil.wait_procs(family, timeout=30)
-    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    before = {path: path.stat().st_mtime_ns for path in manifests(killed)}
-
-    said = killed.run()
-    assert f"going on with train of iteration {KILLED_IN}" in said
-    assert {path: path.stat().st_mtime_ns for path in before} == before  # what was on record was not made again
-
-    for k in range(3):
-        for step in ("generate", "score", "replay", "advantages", "train", "publish"):
-            assert killed.manifest(k, step).content_digest == twin.manifest(k, step).content_digest, (k, step)
-            assert killed.manifest(k, step).key == twin.manifest(k, step).key
-        assert killed.manifest(k, "generate").facts["cursor"] == twin.manifest(k, "generate").facts["cursor"]
-        assert killed.manifest(k, "train").facts["updates"] == twin.manifest(k, "train").facts["updates"]
-    assert killed.json("show", "small")["held_out"] == twin.json("show", "small")["held_out"]
-
-
-def manifests(desk: Any) -> list[Path]:
-    return sorted((desk.folder / ".rollbook/store").rglob("manifest.json"))
-
-
-def test_stop_ends_cleanly_and_the_command_resumes(desk: Callable[[str], Any]) -> None:
-    """`rollbook stop` from another terminal: exit code 130, no process left, the log says so, and ls shows it."""
+@pytest.fixture(scope="module")
+def stopped(desk: Callable[[str], Any]) -> Stopped:
     mine = desk("stopped")
     driver = subprocess.Popen(
         mine.command(*mine.small("iterations=500")), cwd=mine.folder, env=mine.environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 300
-    while not (mine.folder / ".rollbook/store/small/000000/publish/manifest.json").exists():
+    while not (mine.folder / f".rollbook/store/small/{ITERATIONS - 1:06d}/publish/manifest.json").exists():
         assert driver.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
-    assert mine.json("ls")["runs"][0]["status"] == "running"
+    status = mine.json("ls")["runs"][0]["status"]
     busy = mine.run(code=1)
-    assert f"process {driver.pid}" in busy and "rollbook stop small" in busy
     family = psutil.Process(driver.pid).children(recursive=True)
-    assert f"stopped small (process {driver.pid})" in mine.rollbook("stop", "small")
+    stop = mine.rollbook("stop", "small")
     said, _ = driver.communicate(timeout=60)
-    assert driver.returncode == 130 and "the same command goes on" in said
     psutil.wait_procs(family, timeout=30)
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return Stopped(mine, driver.pid, status, busy, stop, said, driver.returncode)
+
+
+def kills_of_today() -> list[Kill]:
+    """Each process once, each in another step; the commit, or else the day, turns to the next four of 24."""
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    turn = int(asked.stdout, 16) if asked.returncode == 0 else datetime.date.today().toordinal()
+    victims = ("engine", "trainer 0", "worker", "driver")  # that one last: all others then die with it
+    return [Kill(victim, STEPS[(turn + i) % len(STEPS)], 1 + 2 * i, turn % 2**32) for i, victim in enumerate(victims)]
+
+
+def test_c21_run_whose_every_process_was_killed_ends_as_the_undisturbed_one(
+    desk: Callable[[str], Any], stopped: Stopped
+) -> None:
+    """Its residents are cold again and again, the other's stay warm. What was on record is not made again."""
+    mine = desk("killed")
+    with Running(mine, mine.small(f"iterations={ITERATIONS}")) as running:
+        for kill in kills_of_today():
+            before = {path: path.stat().st_mtime_ns for path in manifests(mine)}
+            running.kill(kill)
+            assert {path: path.stat().st_mtime_ns for path in before} == before, kill
+        running.finish()
+    assert running.repeated()[0] == kill.step and kill.victim == "driver"
+    require_equal(mine.ledger, stopped.desk.ledger, ITERATIONS)
+    starts = mine.ledger.store.list_dirs("small/drivers")
+    assert starts == ["000001", "000002"]  # and each was a driver's claim to the run
+
+
+def manifests(desk: Any) -> list[Path]:
+    return sorted((desk.folder / ".rollbook/store").rglob("manifest.json"))
+
+
+def test_stop_ends_cleanly_and_the_command_resumes(stopped: Stopped) -> None:
+    """`rollbook stop` from another terminal: exit code 130, no process left, the log says so, and ls shows it."""
+    mine = stopped.desk
+    assert stopped.status == "running"
+    assert f"process {stopped.driver}" in stopped.busy and "rollbook stop small" in stopped.busy
+    assert f"stopped small (process {stopped.driver})" in stopped.stop
+    assert stopped.code == 130 and "the same command goes on" in stopped.said
     assert mine.json("ls")["runs"][0]["status"] == "stopped"
     assert "nothing to stop" in mine.rollbook("stop", "small", code=1)
     assert "reward" in mine.rollbook("logs", "small")

@@ -8,7 +8,9 @@ import pytest
 from data.ledger import Fork, Ledger
 from flows.config import RunConfig, load
 from flows.reasons import Change, Reasons, reasons
-from tests.recorder import record
+from flows.training import evaluate_policy
+from infra.home import Home
+from tests.recorder import record_run
 
 SORT = Path(__file__).parents[2] / "flows/configs/sort.toml"
 SCORER = "def score(response, metadata):\n    return {reward}\n"
@@ -34,7 +36,11 @@ def config(scorer: Path, tmp_path: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def ledger(config: Callable[..., RunConfig]) -> Ledger:
-    return record(config(), evaluated=True)
+    """Two iterations, and the evaluation after them."""
+    made, home = config(), Home.find()
+    run, head = record_run(made, home, 2)
+    evaluate_policy(made, run, 2, head)
+    return run.ledger
 
 
 @pytest.fixture
@@ -82,7 +88,7 @@ def test_user_code_as_it_is_on_disk(ask: Ask, scorer: Path) -> None:
 
 def test_seeds_versions_and_evaluations(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert own(ask("replay", "seed=9"))[0].startswith("seed was ")
-    (line,) = own(ask("evaluate_greedy", "seed=9", iteration=0))
+    (line,) = own(ask("evaluate_greedy", "seed=9", iteration=2))
     assert line.startswith("seed was ")
     assert own(ask("score_greedy", "reward.timeout_s=3", iteration=2)) == ["config.reward.timeout_s was 10.0, now 3.0"]
     from dataclasses import replace

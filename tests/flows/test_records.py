@@ -71,7 +71,7 @@ def test_lineage_of_a_trajectory_and_of_mlflow_runs(finished: tuple[Any, str], t
     told = {run.info.run_name: run.info.run_id for run in client.search_runs([experiment.experiment_id])}
     assert tool("lineage", told["small/1"], "--json")["node"]["name"] == "small/1/publish"
     assert tool("lineage", told["small"], "--json")["node"]["name"] == "small/2/publish"
-    assert "MLflow at sqlite" in tool("lineage", "0" * 32, code=1)
+    assert "in MLflow at sqlite" in tool("lineage", "0" * 32, code=1)
 
 
 def test_diff(finished: tuple[Any, str], tool: Tool) -> None:

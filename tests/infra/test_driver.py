@@ -1,5 +1,6 @@
 """One driver a run: the lock, who holds it, and what is left when it dies."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -61,3 +62,42 @@ def test_pid_used_again_is_no_holder(tmp_path: Path) -> None:
     """Our own pid with another start time is another process."""
     (tmp_path / "driver.json").write_text(f'{{"pid": {os.getpid()}, "host": "h", "started": {time.time() - 1e6}}}')
     assert holder_of(tmp_path) is None
+
+
+RACE = """
+import multiprocessing, os, sys, time
+from pathlib import Path
+from infra.driver import RunBusy, driving
+
+def take(barrier, ended, said):
+    for number in range(ROUNDS):
+        barrier.wait()
+        try:
+            with driving(Path(sys.argv[1]) / str(number), "mine"):
+                said.put((number, os.getpid(), None))
+                ended.wait()
+        except RunBusy as busy:
+            said.put((number, os.getpid(), str(busy)))
+            ended.wait()
+
+ROUNDS, DRIVERS = 25, 4
+fork = multiprocessing.get_context("fork")
+barrier, ended, said = fork.Barrier(DRIVERS), fork.Barrier(DRIVERS), fork.Queue()
+family = [fork.Process(target=take, args=(barrier, ended, said)) for _ in range(DRIVERS)]
+for process in family:
+    process.start()
+print([said.get() for _ in range(ROUNDS * DRIVERS)])
+for process in family:
+    process.join()
+"""
+
+
+def test_of_drivers_that_start_at_once_one_goes_on_and_all_others_name_it(tmp_path: Path) -> None:
+    """25 times, 4 processes released by a barrier: the holder's name may not be written yet when the others ask."""
+    done = subprocess.run([sys.executable, "-c", RACE, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    told = ast.literal_eval(done.stdout)
+    for number in range(25):
+        holders = [pid for n, pid, said in told if n == number and said is None]
+        refused = [said for n, _, said in told if n == number and said is not None]
+        assert len(holders) == 1 and len(refused) == 3
+        assert all(f"process {holders[0]} on " in said for said in refused), (holders, refused)

@@ -1,10 +1,15 @@
 """Residents and gangs on a real Ray: what comes back, what is raised, and what happens when a process dies."""
 
+import logging
 import os
+import signal
 import time
 
+import psutil
 import pytest
+import ray
 
+from infra import ray_session
 from infra.ray_session import Fleet, Role, WorkerLost
 
 
@@ -47,6 +52,11 @@ def fail_on_the_last(counter: Counter) -> int:
     return os.getpid()
 
 
+def warn(counter: Counter) -> None:
+    logging.getLogger("rollbook").warning("the store does not answer")
+    logging.getLogger("rollbook").info("not for the driver")
+
+
 def broken() -> None:
     raise ImportError("no such engine")
 
@@ -55,6 +65,20 @@ def test_resident_stays_warm(fleet: Fleet) -> None:
     role = Role("counter", Counter, ("a", 1))
     assert fleet.run(role, count, 2)[:2] == (2, ("a", 1))
     assert fleet.run(role, count, 3)[0] == 5
+
+
+def test_what_a_resident_warns_of_is_on_the_drivers_log(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    role, deadline = Role("counter", Counter), time.monotonic() + 60
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "rollbook"]
+
+    for _ in range(2):  # the second time the actor that carries it is there
+        caplog.clear()
+        fleet.run(role, warn)
+        while not said() and time.monotonic() < deadline:
+            fleet.run(role, count, 0)
+        assert said() == ["the store does not answer"]
 
 
 def test_gang_gives_its_ranks_one_meeting_place(fleet: Fleet) -> None:
@@ -95,6 +119,31 @@ def test_dead_resident_is_worker_lost_and_comes_back_fresh(fleet: Fleet) -> None
         fleet.run(role, die)
     calls, _, other = fleet.run(role, count, 1)
     assert calls == 1 and other != pid
+
+
+def test_resident_killed_while_idle_is_made_again_before_it_is_needed(fleet: Fleet) -> None:
+    role = Role("idle", Counter)
+    _, _, pid = fleet.run(role, count, 5)
+    assert psutil.Process(pid).cmdline()[0].startswith("ray::rollbook idle")
+    os.kill(pid, signal.SIGKILL)
+    fleet.await_ready(role)
+    calls, _, other = fleet.run(role, count, 1)
+    assert calls == 1 and other != pid
+
+
+def test_gang_that_dies_before_it_has_met_leaves_its_places_free(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = Role("early", Counter, ranks=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(ray_session, "_wait", lose)
+        with pytest.raises(WorkerLost):
+            fleet.run(role, count, 1)
+    assert fleet.run(role, count, 1)[0] == 1
+    places = ray.util.placement_group_table().values()
+    assert sum(place["state"] == "CREATED" for place in places) == len(fleet._groups)
+
+
+def lose(references: list[object]) -> list[object]:
+    raise WorkerLost("killed while it started")
 
 
 def test_warm_returns_at_once(fleet: Fleet) -> None:
