@@ -73,8 +73,11 @@ def test_it_grows_with_the_record_and_is_the_same_when_made_again(
     Index(store, cache).close()
     made.extend(1)
     made.extend(2)
+    Index(store, cache).close()
+    evaluated = Request("evaluate_greedy", 1, "rollouts", {"policy": made.made[1, "publish"]})
+    made.ledger.writer(made.ledger.at(2, "evaluate_greedy"), evaluated).commit(content_digest="e")
     grown = everything(Index(store, cache))
-    assert len(grown) == 2 + 3 * 6
+    assert len(grown) == 2 + 3 * 6 + 1
     assert grown == everything(Index(store, tmp_path / "other"))
     shutil.rmtree(cache)
     assert everything(Index(store, cache)) == grown
