@@ -149,25 +149,22 @@ def prune(
     No table, no policy and no record of a step is ever among it. What a living process of this machine works on stays.
     """
     home, opened = open_store(store, store_endpoint)
-    records = [require_record(Ledger(opened, name))] if name else list_runs(opened)
-    holders = {record.run: driver.holder_of(home.run_folder(record.run)) for record in records}
-    idle = [run for run, holder in holders.items() if holder is None]
-    removals = [removal for run in idle for removal in surplus_states(Ledger(opened, run))]
-    if name is None or idle:
-        found = strays(opened, name, time.time())
-        removals += [removal for removal in found if holders.get(removal.name.split("/")[0]) is None]
-    before = min([time.time() - 3600 * unused_h, *(holder.started for holder in holders.values() if holder)])
+    runs = [require_record(Ledger(opened, name)).run] if name else [record.run for record in list_runs(opened)]
+    busy = driver.holders(home.runs)
+    removals = [removal for run in runs if run not in busy for removal in surplus_states(Ledger(opened, run))]
+    removals += [found for found in strays(opened, name, time.time()) if found.name.split("/")[0] not in busy]
+    before = min([time.time() - 3600 * unused_h, *(holder.started for holder in busy.values())])
     copies = [] if name else old_copies(home.cache, before)
-    if yes:
-        clear(opened, removals)
-        clear_copies(copies, before)
     if as_json:
         gone = [{**asdict(removal), "paths": list(removal.paths)} for removal in removals]
         print(json.dumps({"removed": yes, "removals": gone, "copies": [str(folder) for folder in copies]}))
     else:
         views.removals(console, removals, copies, yes)
-        for run in sorted(set(holders) - set(idle)):
+        for run in sorted(busy.keys() & runs):
             console.print(f"{run} is being driven: left as it is", highlight=False)
+    if yes:
+        clear(opened, removals)
+        clear_copies(copies, before)
 
 
 @command
@@ -181,15 +178,15 @@ def rm(
     home, opened = open_store(store, store_endpoint)
     require_record(Ledger(opened, name))
     if forks := forks_of(opened, name):
-        raise ValueError(f"run {name!r}: {', '.join(forks)} refer to it, as forks; remove them first")
+        raise ValueError(f"run {name!r}: forks refer to it: {', '.join(forks)}; remove them first")
     if (holder := driver.holder_of(home.run_folder(name))) is not None:
         raise driver.busy(name, holder)
     users = Index(opened, home.cache).made_elsewhere(name)
     removal = whole_run(opened, name)
+    views.removals(console, [removal], [], yes)
     if yes:
         with driver.driving(home.run_folder(name), name):
             opened.remove(removal.paths)
-    views.removals(console, [removal], [], yes)
     if users:
         console.print(f"{len(users)} results elsewhere are made of it and lose their sources: {users[0].name}, ...")
 

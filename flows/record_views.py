@@ -185,7 +185,7 @@ def audit(console: Console, run: str, found: Audit) -> None:
     console.print(f"{run}: {f'{count} fault{"s" * (count > 1)}' if count else 'everything is there and unaltered'}")
 
 
-def removals(console: Console, found: Sequence[Removal], copies: Sequence[Path], done: bool) -> None:
+def removals(console: Console, found: Sequence[Removal], copies: Sequence[Path], sure: bool) -> None:
     made = table("", "what", "name", "files", "MiB")
     for removal in found:
         size = f"{removal.bytes / 2**20:.2f}"
@@ -197,7 +197,7 @@ def removals(console: Console, found: Sequence[Removal], copies: Sequence[Path],
         console.print("nothing to remove")
         return
     console.print(made)
-    console.print("removed" if done else "nothing was removed; --yes removes it")
+    console.print("all of this is removed" if sure else "nothing is removed; --yes removes it")
 
 
 def rows(console: Console, columns: Sequence[str], found: Sequence[Sequence[object]]) -> None:

@@ -60,6 +60,13 @@ def holder_of(folder: Path) -> Holder | None:
     return holder if holder.alive() else None
 
 
+def holders(runs: Path) -> dict[str, Holder]:
+    """The living processes that drive runs of this home, by run."""
+    folders = runs.iterdir() if runs.is_dir() else iter(())
+    found = {folder.name: holder_of(folder) for folder in folders}
+    return {run: holder for run, holder in found.items() if holder is not None}
+
+
 def busy(run: str, holder: Holder | None) -> RunBusy:
     who = f"process {holder.pid} on {holder.host}" if holder else "another process"
     return RunBusy(f"run {run!r} is driven by {who}; wait for it, or `rollbook stop {run}`")

@@ -62,9 +62,14 @@ class Home:
     def prefect(self) -> Path:
         return Path(os.environ.get("PREFECT_HOME") or self.root / "prefect")
 
+    @property
+    def runs(self) -> Path:
+        """The folders of runs that this machine has driven."""
+        return self.root / "runs"
+
     def run_folder(self, run: str) -> Path:
         """Log, lock and driver record of a run on this machine."""
-        return self.root / "runs" / run
+        return self.runs / run
 
     def prepare(self) -> None:
         """Make the folder.

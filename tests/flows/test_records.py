@@ -131,6 +131,13 @@ def test_prune_says_and_then_does(copy: tuple[Tool, Store], tmp_path: Path) -> N
     found = tool("prune", "--json")
     assert [removal["paths"] for removal in found["removals"]] == [[left]] and len(found["copies"]) == 1
     assert "--yes removes it" in tool("prune") and left in files_of(store)
+    with driver.driving(tmp_path / "runs" / "small", "small"):
+        assert "small is being driven" in tool("prune", "--yes", "--unused-h", "99")
+        young = time.time() + 1  # of a copy that was used since then
+        os.utime(tmp_path / "cache" / ("a" * 64), (young, young))
+        assert tool("prune", "--unused-h", "0", "--json")["copies"] == []
+        os.utime(tmp_path / "cache" / ("a" * 64), (old, old))
+    assert left in files_of(store)
     assert "unfinished attempt" in tool("prune", "--yes")
     assert files_of(store) == before and not (tmp_path / "cache" / ("a" * 64)).exists()
     assert "nothing to remove" in tool("prune")
@@ -143,12 +150,12 @@ def test_rm_says_refuses_and_then_does(copy: tuple[Tool, Store], tmp_path: Path)
     assert record is not None
     child = record.model_copy(update={"run": "child", "fork": Fork(run="small", iteration=1, step="train")})
     store.create("child/run.json", child.model_dump_json().encode())
-    assert "child refer to it" in tool("rm", "small", "--yes", code=1)
+    assert "forks refer to it: child" in tool("rm", "small", "--yes", code=1)
     store.remove(["child/run.json"])
     with driver.driving(tmp_path / "runs" / "small", "small"):
         assert "is driven by process" in tool("rm", "small", "--yes", code=1)
     before = files_of(store)
     assert "--yes removes it" in tool("rm", "small") and files_of(store) == before
-    assert "removed" in tool("rm", "small", "--yes")
+    assert "all of this is removed" in tool("rm", "small", "--yes")
     assert files_of(store) == [path for path in before if path.startswith("shared/")]
     assert "not on record" in tool("rm", "small", code=1)
