@@ -5,8 +5,11 @@ import errno
 import os
 import posixpath
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
@@ -25,6 +28,15 @@ FIXES = {
     errno.EACCES: PERMISSION,
     errno.EPERM: PERMISSION,
 }
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as a listing has it."""
+
+    path: str
+    bytes: int
+    modified: float  # seconds since the epoch
 
 
 class Backend:
@@ -62,6 +74,17 @@ class Backend:
             return []
         return [posixpath.basename(e["name"].rstrip("/")) for e in found if e["type"] == "directory"]
 
+    def list_files(self, path: str) -> list[StoredFile]:
+        self.filesystem.invalidate_cache()
+        try:
+            found = self.filesystem.find(posixpath.join(self.root, path).rstrip("/"), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [
+            StoredFile(name.removeprefix(f"{self.root}/"), int(about["size"]), _modified(about))
+            for name, about in found.items()
+        ]
+
     def create(self, path: str, data: bytes) -> bool:
         """All or none of the bytes, unless something is there: then False. One of many wins."""
         try:
@@ -96,6 +119,12 @@ class Backend:
         """What went wrong in few words, and what to do."""
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return reason, FIXES.get(getattr(error, "errno", None), ANOTHER_PLACE)
+
+
+def _modified(about: Mapping[str, Any]) -> float:
+    """Local files have the one, those in memory the other."""
+    found = about["mtime"] if "mtime" in about else about["created"]
+    return found.timestamp() if isinstance(found, datetime) else float(found)
 
 
 class LocalBackend(Backend):

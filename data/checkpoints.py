@@ -1,7 +1,7 @@
 """Full training states (weights and optimizer) that are kept. Any other is made again from recorded train steps.
 
 `train` records which state it made, by digest. Its files are a result of their own, in <run>/checkpoints/<iteration>,
-and the one thing that is ever removed from a store: by `retain`, as the config says.
+and of what is on record the one thing that is ever removed by itself: by `retain`, as the config says.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Checkpoints:
         """The kept state that a train step of this run made; None if it is not kept."""
         if state.iteration is None:
             return None
-        found = read_manifest(self.ledger.store, self._at(state.iteration).manifest)
+        found = self.manifest(state.iteration)
         return found if found is not None and found.content_digest == state.content_digest else None
 
     def live(self) -> list[int]:
@@ -50,12 +50,16 @@ class Checkpoints:
         attempt.add_folder(folder)
         return attempt.commit(content_digest=state.content_digest)
 
+    def surplus(self, config: CheckpointConfig) -> list[int]:
+        """Iterations whose state neither the config nor a tag keeps."""
+        live, tagged = self.live(), self.tags().values()
+        return sorted(set(live) - kept(live, config, tagged, self._reward))
+
     def retain(self, config: CheckpointConfig) -> list[int]:
         """Remove what neither the config nor a tag keeps; the iterations removed."""
-        live, tagged = self.live(), self.tags().values()
-        gone = sorted(set(live) - kept(live, config, tagged, self._reward))
+        gone = self.surplus(config)
         for iteration in gone:
-            self._remove(iteration)
+            self.remove(iteration)
         return gone
 
     def tags(self) -> dict[str, int]:
@@ -83,10 +87,13 @@ class Checkpoints:
             raise LookupError(f"tag {name!r}: run {self.ledger.run!r} has {', '.join(tags) or 'none'}")
         self.ledger.store.remove([f"{self.ledger.run}/{TAGS}/{name}/{TAG_FILE}"])
 
-    def _remove(self, iteration: int) -> None:
+    def manifest(self, iteration: int) -> Manifest | None:
+        return read_manifest(self.ledger.store, self._at(iteration).manifest)
+
+    def remove(self, iteration: int) -> None:
         """The manifest first: what is on record is always whole."""
         store, path = self.ledger.store, self._at(iteration).manifest
-        manifest = read_manifest(store, path)
+        manifest = self.manifest(iteration)
         if manifest is None:
             return
         store.remove([path])

@@ -1,5 +1,6 @@
 """The ledger: which steps of a run are on record, and where. A step is entered once; its key sums up what made it."""
 
+import difflib
 import json
 import re
 import uuid
@@ -32,6 +33,7 @@ __all__ = [
     "StepConflict",
     "list_runs",
     "read_table",
+    "require_record",
 ]
 
 SHARED = "shared"
@@ -193,16 +195,21 @@ class Ledger:
         """Iterations that were begun, in order; those before a fork are among them."""
         own = {int(name) for name in self.store.list_dirs(self.run) if ITERATION.fullmatch(name)}
         if self.parent is not None and self.fork is not None:
-            own |= {k for k in self.parent.iterations() if k <= self.fork.iteration and self.steps(k)}
+            own |= {k for k in self.parent.iterations() if k <= self.fork.iteration and self.places(k)}
         return sorted(own)
+
+    def places(self, iteration: int) -> list[Address]:
+        """Where steps of an iteration were begun; of those before a fork, in the parent."""
+        theirs = self.parent.places(iteration) if self.parent is not None else []
+        theirs = [place for place in theirs if self.fork and self.fork.has(iteration, place.path.rpartition("/")[2])]
+        folder = f"{self.run}/{iteration:06d}"
+        own = [Address(f"{folder}/{step}", self.run, iteration) for step in self.store.list_dirs(folder)]
+        return [*theirs, *own]
 
     def steps(self, iteration: int) -> list[Manifest]:
         """What is on record of an iteration, in order of making."""
-        folder, theirs = f"{self.run}/{iteration:06d}", list[Manifest]()
-        if self.parent is not None and self.fork is not None and iteration <= self.fork.iteration:
-            theirs = [m for m in self.parent.steps(iteration) if self.fork.has(iteration, m.step)]
-        found = (read_manifest(self.store, f"{folder}/{step}/manifest.json") for step in self.store.list_dirs(folder))
-        return sorted([*theirs, *(m for m in found if m is not None)], key=lambda m: m.created_at)
+        found = (read_manifest(self.store, place.manifest) for place in self.places(iteration))
+        return sorted((m for m in found if m is not None), key=lambda m: m.created_at)
 
     def home(self, iteration: int) -> "Ledger":
         """The ledger of the run that an iteration was begun in."""
@@ -220,6 +227,15 @@ def list_runs(store: Store) -> list[RunRecord]:
     """Every run of a store, newest first."""
     records = [_record(store, name) for name in store.list_dirs() if name != SHARED]
     return sorted((r for r in records if r is not None), key=lambda r: r.created_at, reverse=True)
+
+
+def require_record(ledger: Ledger) -> RunRecord:
+    """What a run was started with. Raises LookupError, with the nearest name, if nothing of it is on record."""
+    if ledger.record is not None:
+        return ledger.record
+    near = difflib.get_close_matches(ledger.run, [record.run for record in list_runs(ledger.store)], 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "; `rollbook ls` lists what is there"
+    raise LookupError(f"run {ledger.run!r}: not on record in {ledger.store.url}{hint}")
 
 
 def _shown(fork: Fork | None) -> str:

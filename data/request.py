@@ -10,6 +10,7 @@ from data.digest import json_digest
 from data.manifest import Manifest
 
 UNSET = "not set"
+KEYED = ("step", "step_version", "inputs", "config", "seed", "user_code")  # fields of a manifest that enter its key
 
 
 class StepConflict(ValueError):

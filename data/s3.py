@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from botocore.exceptions import ConnectionError as ConnectionFailed
 from fsspec import AbstractFileSystem
 from s3fs.core import S3_RETRYABLE_ERRORS
 
-from data.backends import Backend
+from data.backends import Backend, StoredFile
 from data.files import Sink
 from data.patience import Patience
 
@@ -82,13 +82,21 @@ class S3Backend(Backend):
 
     def list_dirs(self, path: str) -> list[str]:
         prefix = f"{self._key(path)}/".lstrip("/")
-        found, more = [], {}
+        found = (entry for page in self._pages(prefix, Delimiter="/") for entry in page.get("CommonPrefixes", []))
+        return [entry["Prefix"].removeprefix(prefix).rstrip("/") for entry in found]
+
+    def list_files(self, path: str) -> list[StoredFile]:
+        own = f"{self._prefix}/".lstrip("/")
+        found = (entry for page in self._pages(f"{self._key(path)}/".lstrip("/")) for entry in page.get("Contents", []))
+        return [StoredFile(e["Key"].removeprefix(own), e["Size"], e["LastModified"].timestamp()) for e in found]
+
+    def _pages(self, prefix: str, **more: Any) -> Iterator[dict[str, Any]]:
         while True:
-            page = self._call("list_objects_v2", Bucket=self._bucket, Prefix=prefix, Delimiter="/", **more)
-            found += [entry["Prefix"].removeprefix(prefix).rstrip("/") for entry in page.get("CommonPrefixes", [])]
+            page = self._call("list_objects_v2", Bucket=self._bucket, Prefix=prefix, **more)
+            yield page
             if not page.get("IsTruncated"):
-                return found
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+                return
+            more["ContinuationToken"] = page["NextContinuationToken"]
 
     def create(self, path: str, data: bytes) -> bool:
         try:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import os
 import shutil
 import uuid
 from collections.abc import Generator, Sequence
@@ -12,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from data.addresses import StoreError, require_endpoint, require_no_secret
-from data.backends import DIFFERENT_THERE, Backend, LocalBackend
+from data.backends import DIFFERENT_THERE, Backend, LocalBackend, StoredFile
 from data.files import HashingFile, Written, check_local, missing
 from data.manifest import FileEntry
 from data.patience import PATIENCE_S
 
-__all__ = ["Store", "StoreError"]
+__all__ = ["Store", "StoreError", "StoredFile"]
 
 READ_BYTES = 64 * 2**20
 
@@ -82,6 +84,11 @@ class Store:
     def local(self) -> bool:
         return self.url.startswith("file://") or "://" not in self.url
 
+    @property
+    def filesystem(self) -> AbstractFileSystem:
+        """For libraries that read through fsspec by themselves."""
+        return self._backend.filesystem
+
     def url_of(self, path: str) -> str:
         return f"{self.url}/{path}"
 
@@ -114,6 +121,11 @@ class Store:
         """Names of the folders in a folder, sorted; none if it is not there."""
         with self._asking(path or "the root", "listed"):
             return sorted(self._backend.list_dirs(path))
+
+    def list_files(self, path: str = "") -> list[StoredFile]:
+        """Every file below a folder, sorted by path; none if it is not there."""
+        with self._asking(path or "the root", "listed"):
+            return sorted(self._backend.list_files(path), key=lambda file: file.path)
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a file unless one is there: True if this call did. One of many wins; a kill leaves all or none."""
@@ -170,6 +182,7 @@ class Store:
             self._download(entries, folder)
         for entry in entries:
             check_local(folder / entry.name, entry)
+        os.utime(folder)  # when it was last used: `data.prune` asks
         return folder
 
     def _download(self, entries: Sequence[FileEntry], folder: Path) -> None:

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from data.addresses import without_password
 from data.config import ModelConfig, ResourcesConfig
-from data.ledger import Ledger
+from data.ledger import Ledger, require_record
 from data.manifest import Manifest
 from data.store import Store
 from data.summary import summarize
@@ -87,7 +87,7 @@ def sync_tracking(name: str, store: Store) -> int:
 
     ledger = Ledger(store, name)
     summary = reading.require_run(ledger)
-    config = parse(reading.require_record(ledger).config)
+    config = parse(require_record(ledger).config)
     tracker = open_tracker(config, ledger, Home.find())
     done = [iteration for iteration in summary.iterations if iteration.complete]
     for iteration in done:

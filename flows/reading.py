@@ -1,6 +1,5 @@
 """What `show` and `ls` tell, as plain JSON-ready values read from ledger and tables."""
 
-import difflib
 import json
 import math
 import shutil
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.checkpoints import Checkpoints
-from data.ledger import Ledger, RunRecord, list_runs
+from data.ledger import Ledger, RunRecord, require_record
 from data.manifest import Manifest
 from data.summary import IterationSummary, RunSummary, summarize
 from data.tables import read_table
@@ -22,16 +21,6 @@ def require_run(ledger: Ledger) -> RunSummary:
     """The run's summary. Raises LookupError, with the nearest name, if nothing of it is on record."""
     require_record(ledger)
     return summarize(ledger)
-
-
-def require_record(ledger: Ledger) -> RunRecord:
-    """What the run was started with. Raises LookupError, with the nearest name, if nothing of it is on record."""
-    records = {record.run: record for record in list_runs(ledger.store)}
-    if ledger.run not in records:
-        near = difflib.get_close_matches(ledger.run, records, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; `rollbook ls` lists what is there"
-        raise LookupError(f"run {ledger.run!r}: not on record in {ledger.store.url}{hint}")
-    return records[ledger.run]
 
 
 def row(ledger: Ledger, record: RunRecord, home: Home) -> Json:

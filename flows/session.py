@@ -122,5 +122,6 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
             "engine_batch": config.engine.batch,
             "micro_tokens": config.train.micro_tokens,
             "layout": config.layout.model_dump(),
+            "checkpoint": config.checkpoint.model_dump(),
         },
     )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SHOWN_AT_AN_END = 10
 LISTED = ("trajectory", "status", "reward", "advantage", "answer")
+LEFT = {"run", "step", "answer", "trajectory", "check", "found", "why", "status"}
+LEFT |= {"field", "column", "first", "recorded", "now", "A", "B", "kind", "what", "name", "metric"}
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -31,12 +33,7 @@ def number(value: float | None, form: str = ".3f") -> str:
 def table(title: str, *columns: str) -> Table:
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:
-        made.add_column(
-            column,
-            justify="left"
-            if column in ("run", "step", "answer", "trajectory", "check", "found", "why", "status", "metric")
-            else "right",
-        )
+        made.add_column(column, justify="left" if column in LEFT else "right")
     return made
 
 

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.home import cache_folder, home_folder, store_url
+
 SERVERS = "servers.json"  # written by infra.servers while they run
 
 # Each is a default: what the user has set in the environment stays.
@@ -38,16 +40,15 @@ class Home:
 
     @classmethod
     def find(cls) -> "Home":
-        return cls(Path(os.environ.get("ROLLBOOK_HOME") or ".rollbook").resolve())
+        return cls(home_folder())
 
     @property
     def store_url(self) -> str:
-        return f"file://{self.root / 'store'}"
+        return store_url(self.root)
 
     @property
     def cache(self) -> Path:
-        """Verified local copies of policies and states, safe to delete."""
-        return self.root / "cache"
+        return cache_folder(self.root)
 
     @property
     def tracking_uri(self) -> str:

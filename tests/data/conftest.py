@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from data.columns import ROLLOUTS
-from data.ledger import Ledger, Request
+from data.config import CheckpointConfig, Section, execution
+from data.ledger import Fork, Ledger, Request
+from data.manifest import Manifest
 from data.schema import conform
 from data.store import Store
 
@@ -123,5 +125,82 @@ def request_of() -> Callable[..., Request]:
         base: dict[str, Any] = {"step": "generate", "step_version": 1, "kind": "rollouts"}
         base |= {"inputs": {"policy": "d0"}, "config": {"sampling": {"temperature": 1.0, "top_k": 0}}, "seed": 7}
         return Request(**(base | parts))
+
+    return build
+
+
+class ChainConfig(Section):
+    run: str
+    seed: int = 5
+    iterations: int = 3
+    lr: float = 0.5
+    checkpoint: CheckpointConfig = execution(CheckpointConfig())
+
+
+class Chain:
+    """A run on record, made by hand: whole iterations of two prompts each, over an imported and warm-started policy.
+
+    Contents without files are called after their step and iteration, with `mark` behind if there is one. Rewards are
+    the iteration's number for the first prompt and 1 for the second; a policy after iteration k has version 4 (k + 1).
+    """
+
+    def __init__(self, ledger: Ledger, folder: Path, mark: str = "", fork: Fork | None = None, **config: Any) -> None:
+        self.ledger, self.mark, self._folder = ledger, mark, folder
+        ledger.open_or_create(ChainConfig(run=ledger.run, **config), fork)
+        self.model = self._shared("import_model", {}, {"toy": "xs"})
+        self.base = self._shared("warm_start", {"state": self.model, "base": self.model, "prompts": "prompts"}, {})
+        self.made: dict[tuple[int, str], Manifest] = {}
+
+    def _shared(self, step: str, inputs: dict[str, Manifest | str], config: Row) -> Manifest:
+        request = Request(step, 1, "policy", inputs, config)
+        attempt = self.ledger.writer(self.ledger.shared(request), request)
+        return attempt.commit(content_digest=step, facts={"policy_version": 0})
+
+    def extend(self, iteration: int) -> None:
+        """Enter all steps of an iteration; those before it are there."""
+        before = self.made.get((iteration - 1, "publish"), self.base)
+        state = self.made.get((iteration - 1, "train"), self.base)
+        draw = {"draw": {"cursor": 2 * iteration, "count": 2}}
+        generate = self._enter(iteration, "generate", "rollouts", {"policy": before, "prompts": "prompts"}, draw)
+        score = self._enter(iteration, "score", "rewards", {"rollouts": generate}, {"scorer": "exact"})
+        replay = self._enter(iteration, "replay", "replays", {"rollouts": generate, "state": state})
+        inputs = {"rollouts": generate, "rewards": score, "replays": replay}
+        advantages = self._enter(iteration, "advantages", "advantages", inputs)
+        inputs = {"state": state, "rollouts": generate, "replays": replay, "advantages": advantages}
+        train = self._enter(iteration, "train", "state", inputs, {"lr": 0.5})
+        self._enter(iteration, "publish", "policy", {"state": train, "base": self.base})
+
+    def _enter(self, k: int, step: str, kind: str, inputs: dict[str, Any], config: Row | None = None) -> Manifest:
+        request = Request(step, 1, kind, inputs, config or {}, seed=100 * k, execution={"threads": 2})
+        attempt = self.ledger.writer(self.ledger.at(k, step), request)
+        names = [f"P{position}@{position}/0" for position in (2 * k, 2 * k + 1)]
+        facts: Row = {"policy_version": 4 * (k + 1) if step == "publish" else 4 * k}
+        if step == "generate":
+            attempt.add_table(
+                "rollouts", pa.Table.from_pylist([rollout_row(n, *STREAMS[0][1:]) for n in names], ROLLOUTS)
+            )
+            facts["cursor"] = {"start": 2 * k, "end": 2 * k + 2}
+        elif step == "score":
+            scored = {"scorer": ["exact"] * 2, "scorer_digest": ["builtin:exact"] * 2, "status": ["ok"] * 2}
+            attempt.add_table("rewards", pa.table({"trajectory_id": names, "reward": [float(k), 1.0], **scored}))
+        elif step == "publish":
+            (self._folder / "weights").write_text(f"weights {k}{self.mark}")
+            attempt.add_file("weights", self._folder / "weights")
+        tables = kind in ("rollouts", "rewards")
+        metrics = {"reward/mean": (k + 1) / 2} if step == "score" else {}
+        made = attempt.commit(None if tables else f"{step} {k}{self.mark}", metrics, facts, seconds=0.25)
+        self.made[k, step] = made
+        return made
+
+
+@pytest.fixture
+def chain(ledger: Ledger, tmp_path: Path) -> Callable[..., Chain]:
+    """Iterations on record of the run `sort`, or of another."""
+
+    def build(iterations: int, run: Ledger = ledger, **how: Any) -> Chain:
+        made = Chain(run, tmp_path, **how)
+        for k in range(iterations):
+            made.extend(k)
+        return made
 
     return build
