@@ -294,7 +294,7 @@ def publish(folder: Path, target: Path) -> str:
         (reshape_a_tensor, r"new: cannot be loaded"),
     ],
 )
-def test_wrong_weights_are_refused_and_the_old_ones_serve_on(folder, tmp_path, damage, error):
+def test_c25_wrong_weights_are_refused_and_the_old_ones_serve_on(folder, tmp_path, damage, error):
     engine = start(folder)
     old = engine.policy_digest
     before = engine.generate(requests(5), PLAIN)
