@@ -76,6 +76,7 @@ def on_s3(desk: Callable[..., Any], s3: ObjectStore, proxy: Proxy) -> tuple[Any,
     return desk("faulty", **{**s3.environment, "AWS_ENDPOINT_URL": proxy.url}), s3.place()
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_for_a_while(on_s3: tuple[Any, str], proxy: Proxy, finished: tuple[Any, str]) -> None:
     """The writes of a train step fail, which a resident meets, and the answers of three commits are lost."""
     desk, store = on_s3
