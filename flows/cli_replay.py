@@ -119,7 +119,7 @@ def sweep(
     """Variants of advantages and training over the same stored rollouts. What variants share is made once."""
     home, opened = open_store(store, store_endpoint)
     from flows import replaying, sweeping
-    from infra.plots import bars_png
+    from infra.plots import dots_png
 
     run, number = _which(home, name, iteration)
     config = replaying.recorded_config(Ledger(opened, run))
@@ -132,7 +132,7 @@ def sweep(
         name=f"{run}/{number} sweep {_short([*grid, held_out])}",
         parts=[(v.name, v.settings, v.metrics, number) for v in found],
         table=[v.as_json() for v in found],
-        picture=lambda path: bars_png(path, title, [v.name for v in found], columns),
+        picture=lambda path: dots_png(path, title, [v.name for v in found], columns),
     )
     told.tell(home, run, plot)
     if as_json:

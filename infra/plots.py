@@ -26,16 +26,16 @@ def reward_png(path: Path, title: str, rewards: Sequence[float], held_out: Mappi
         figure.savefig(path, dpi=130)
 
 
-def bars_png(path: Path, title: str, rows: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
-    """A bar for each row, one panel a column; NaN leaves a gap."""
+def dots_png(path: Path, title: str, rows: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
+    """A dot for each row, one panel a column, so that small differences show; NaN leaves a gap."""
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(2.2 + 2.2 * len(columns), 1.2 + 0.32 * len(rows)), layout="constrained")
         panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
         for panel, (name, values) in zip(panels, columns.items(), strict=True):
-            panel.barh(range(len(rows)), values, color="tab:blue", height=0.7)
+            panel.plot(values, range(len(rows)), "o", color="tab:blue")
             panel.set(xlabel=name, yticks=range(len(rows)), yticklabels=rows)
-            panel.grid(axis="x", alpha=0.3)
-            panel.margins(x=0.1)
+            panel.grid(alpha=0.3)
+            panel.margins(x=0.15)
         panels[0].invert_yaxis()
         figure.suptitle(title)
         figure.savefig(path, dpi=130)
