@@ -17,9 +17,7 @@ POOL = "rollbook"
 @command
 def deploy(
     target: Annotated[str, typer.Argument(metavar="RUN_OR_CONFIG", help="A run on record, or the TOML of a new one.")],
-    cron: Annotated[
-        str | None, typer.Option("--cron", help="When to train, as '0 2 * * *'; else when asked.")
-    ] = None,
+    cron: Annotated[str | None, typer.Option("--cron", help="When to train, as '0 2 * * *'; else when asked.")] = None,
     more: Annotated[int, typer.Option("--more", min=1, metavar="N", help="Iterations to add each time.")] = 1,
     evaluate_cron: Annotated[str | None, typer.Option("--evaluate-cron", help="When to evaluate.")] = None,
     prune_cron: Annotated[str | None, typer.Option("--prune-cron", help="When to prune.")] = None,

@@ -3,15 +3,13 @@
 Parameters are plain values, so that Prefect's form asks for them. `infra/prefect.yaml` says how each is deployed.
 """
 
-import contextlib
+import functools
 import logging
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from prefect import State, flow
-from prefect.exceptions import TerminationSignal
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 from prefect.states import Cancelled
@@ -26,7 +24,7 @@ from flows.config import RunConfig, load
 from flows.pages import artifact_key
 from flows.session import open_ledger, session
 from infra.home import Home
-from infra.prefect_tasks import remembered, show_table, suspended_before
+from infra.prefect_tasks import being_cancelled, remembered, show_table, suspended_before
 
 log = logging.getLogger("rollbook")
 APPROVAL_S = 7 * 24 * 3600
@@ -47,7 +45,23 @@ class NotApproved(RuntimeError):
     """Somebody has looked at a trained policy and said no."""
 
 
+def cancellable[**P](function: Callable[P, State[Any] | None]) -> Callable[P, State[Any] | None]:
+    """A worker cancels by SIGTERM, which a session takes for a wish to stop: the flow run is then Cancelled."""
+
+    @functools.wraps(function)
+    def ended(*args: P.args, **kwargs: P.kwargs) -> State[Any] | None:
+        try:
+            return function(*args, **kwargs)
+        except KeyboardInterrupt:
+            if being_cancelled():
+                return Cancelled(message="stopped; all that is on record stays, and the next run goes on from there")
+            raise
+
+    return ended
+
+
 @flow(flow_run_name="continue-{run}", persist_result=False)
+@cancellable
 def continue_training(
     run: str,
     more: Iterations = 1,
@@ -56,7 +70,7 @@ def continue_training(
     store: str | None = None,
     store_endpoint: str | None = None,
     approve: bool = False,
-) -> State | None:
+) -> State[Any] | None:
     """Train a run for some iterations beyond those it has. A retry goes on to the same end.
 
     Args:
@@ -68,23 +82,23 @@ def continue_training(
         store_endpoint: Of an S3 service other than AWS.
         approve: Wait for a person before the last of the policies is published.
     """
-    with stopped_by_prefect():
-        started = _config(run, config, overrides, store, store_endpoint)
-        ledger = open_ledger(started, Home.find())
-        done = iterations_done(ledger)
-        if approve and _trained(ledger, done):
-            if other := suspended_before():
-                return Cancelled(message=f"iteration {done} of {run} waits for approval in flow run {other}")
-            more = 1  # the policy that somebody is still to be asked about
-        goal = remembered(f"goal-{artifact_key(run)}", "iterations", done + more)
-        going = started.model_copy(update={"iterations": goal})
-        if approve:
-            _ask(going, ledger, goal - 1)
-        training.train.fn(going)
+    started = _config(run, config, overrides, store, store_endpoint)
+    ledger = open_ledger(started, Home.find())
+    done = iterations_done(ledger)
+    if approve and _trained(ledger, done):
+        if other := suspended_before():
+            return Cancelled(message=f"iteration {done} of {run} waits for approval in flow run {other}")
+        more = 1  # the policy that somebody is still to be asked about
+    goal = remembered(f"goal-{artifact_key(run)}", "iterations", done + more)
+    going = started.model_copy(update={"iterations": goal})
+    if approve:
+        _ask(going, ledger, goal - 1)
+    training.train.fn(going)
     return None
 
 
 @flow(flow_run_name="evaluate-{run}", persist_result=False)
+@cancellable
 def evaluate_run(
     run: str, store: str | None = None, store_endpoint: str | None = None, patience_h: Hours = 12.0
 ) -> None:
@@ -96,16 +110,16 @@ def evaluate_run(
         store_endpoint: Of an S3 service other than AWS.
         patience_h: Hours to wait while the run is being trained.
     """
-    with stopped_by_prefect():
-        config = replaying.recorded_config(_ledger(run, store, store_endpoint))
-        with session(config, patience_h * 3600) as opened:
-            done = iterations_done(opened.run.ledger)
-            training.held_out(opened, done, training.head_of(opened.run.ledger, done))
-            scores = summarize(opened.run.ledger).evaluations.get(done, {})
-        show_table(f"held-out-{artifact_key(run)}", [{"iterations": done, **scores}], f"Held-out accuracy of {run}")
+    config = replaying.recorded_config(_ledger(run, store, store_endpoint))
+    with session(config, patience_h * 3600) as opened:
+        done = iterations_done(opened.run.ledger)
+        training.held_out(opened, done, training.head_of(opened.run.ledger, done))
+        scores = summarize(opened.run.ledger).evaluations.get(done, {})
+    show_table(f"held-out-{artifact_key(run)}", [{"iterations": done, **scores}], f"Held-out accuracy of {run}")
 
 
 @flow(flow_run_name="rescore-{run}", persist_result=False)
+@cancellable
 def rescore_run(
     run: str,
     scorer: str,
@@ -124,15 +138,15 @@ def rescore_run(
         store: fsspec URL of the store; unset, the home's own.
         store_endpoint: Of an S3 service other than AWS.
     """
-    with stopped_by_prefect():
-        ledger = _ledger(run, store, store_endpoint)
-        config = replaying.recorded_config(ledger, [*(overrides or []), f"reward.scorer={scorer}"])
-        found = rescoring.rescore.fn(config, rescoring.choose(ledger, iterations))
-        rows: list[dict[str, Any]] = [{"iteration": r.iteration, **r.metrics} for r in found]
-        show_table(f"rescore-{artifact_key(run)}", rows, f"{run} under {scorer}")
+    ledger = _ledger(run, store, store_endpoint)
+    config = replaying.recorded_config(ledger, [*(overrides or []), f"reward.scorer={scorer}"])
+    found = rescoring.rescore.fn(config, rescoring.choose(ledger, iterations))
+    rows: list[dict[str, Any]] = [{"iteration": r.iteration, **r.metrics} for r in found]
+    show_table(f"rescore-{artifact_key(run)}", rows, f"{run} under {scorer}")
 
 
 @flow(flow_run_name="prune-{run}", persist_result=False)
+@cancellable
 def prune_run(run: str, store: str | None = None, store_endpoint: str | None = None, patience_h: Hours = 12.0) -> None:
     """Remove the training states that neither the run's config nor a tag keeps. Tables and policies stay.
 
@@ -142,12 +156,11 @@ def prune_run(run: str, store: str | None = None, store_endpoint: str | None = N
         store_endpoint: Of an S3 service other than AWS.
         patience_h: Hours to wait while the run is being trained.
     """
-    with stopped_by_prefect():
-        config = replaying.recorded_config(_ledger(run, store, store_endpoint))
-        with session(config, patience_h * 3600) as opened:
-            gone = Checkpoints(opened.run.ledger).retain(config.checkpoint)
-            kept = Checkpoints(opened.run.ledger).live()
-        log.info("%s: states removed: %s; kept: %s", run, gone, kept)
+    config = replaying.recorded_config(_ledger(run, store, store_endpoint))
+    with session(config, patience_h * 3600) as opened:
+        gone = Checkpoints(opened.run.ledger).retain(config.checkpoint)
+        kept = Checkpoints(opened.run.ledger).live()
+    log.info("%s: states removed: %s; kept: %s", run, gone, kept)
 
 
 @flow(flow_run_name="report-{flow_run}", persist_result=False)
@@ -170,15 +183,6 @@ def report_failure(flow_run: str, flow_run_id: str, state: str, message: str) ->
 def iterations_done(ledger: Ledger) -> int:
     """How many iterations are complete."""
     return max((s.iteration for s in summarize(ledger).iterations if s.complete), default=-1) + 1
-
-
-@contextlib.contextmanager
-def stopped_by_prefect() -> Iterator[None]:
-    """A worker cancels by SIGTERM, which a session takes for a wish to stop: tell the engine that it was one."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise TerminationSignal(signal.SIGTERM) from None
 
 
 def _config(

@@ -91,7 +91,9 @@ def become_worker(pool: str, limit: int | None) -> NoReturn:
     """Replace this process by Prefect's worker, in the environment that Rollbook's flow runs need."""
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", ProcessWorker.type]
     command += ["--limit", str(limit)] if limit is not None else []
-    os.execve(sys.executable, command, {**os.environ, "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"})
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    own = {"PATH": path, "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}
+    os.execve(sys.executable, command, {**os.environ, **own})
 
 
 def require_server() -> str:

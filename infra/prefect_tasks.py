@@ -146,6 +146,16 @@ def remembered(key: str, name: str, value: int) -> int:
     return value
 
 
+def being_cancelled() -> bool:
+    """Whether somebody has asked Prefect to cancel the current flow run."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return False
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(context.flow_run.id).state
+    return state is not None and state.is_cancelling()
+
+
 def suspended_before() -> str | None:
     """The id of a flow run of the current one's deployment that waits for a person, if it is not the current one."""
     context = FlowRunContext.get()
