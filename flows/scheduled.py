@@ -37,7 +37,7 @@ Hours = Annotated[float, Field(ge=0.0)]
 class Approval(RunInput):
     """What somebody says of a trained policy: whether it may be published."""
 
-    publish: bool = False
+    publish: bool
     why: str = ""
 
 
