@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -61,3 +62,12 @@ def test_pid_used_again_is_no_holder(tmp_path: Path) -> None:
     """Our own pid with another start time is another process."""
     (tmp_path / "driver.json").write_text(f'{{"pid": {os.getpid()}, "host": "h", "started": {time.time() - 1e6}}}')
     assert holder_of(tmp_path) is None
+
+
+def test_a_patient_driver_gets_the_run_when_the_other_ends(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    killer = threading.Timer(1.0, other.kill)
+    killer.start()
+    with driving(tmp_path, "mine", patience_s=60):
+        holder = holder_of(tmp_path)
+        assert holder is not None and holder.pid == os.getpid()
+    killer.join()
