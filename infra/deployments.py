@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, DeploymentFilterTags
 from prefect.client.schemas.objects import ConcurrencyOptions
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
@@ -74,17 +74,13 @@ def deploy(
 def remove(run: str) -> list[str]:
     """Take away a run's deployments, and with the last run's the report of failures; the names of those removed."""
     with _client() as client:
-        ours = _tagged(client, TAG)
-        gone = [d for d in ours if run in d.tags]
-        if not gone:
+        ours = _tagged(client, TAG, run)
+        if not ours:
             raise LookupError(f"run {run!r}: no deployment at {client.api_url} is of it; nothing to remove")
-        if len(gone) == len(ours):
-            gone += _tagged(client, REPORT_TAG)
-        names = [f"{client.read_flow(d.flow_id).name}/{d.name}" for d in gone]
-        for deployment in gone:
-            client.delete_resource_owned_automations(f"prefect.deployment.{deployment.id}")
-            client.delete_deployment(deployment.id)
-        return names
+        gone = [_delete(client, deployment) for deployment in ours]
+        if not _tagged(client, TAG):
+            gone += [_delete(client, deployment) for deployment in _tagged(client, REPORT_TAG)]
+        return gone
 
 
 def become_worker(pool: str, limit: int | None) -> NoReturn:
@@ -177,6 +173,14 @@ def _schedule(cron: str, timezone: str) -> CronSchedule:
         ) from None
 
 
-def _tagged(client: SyncPrefectClient, tag: str) -> list[DeploymentResponse]:
-    wanted = DeploymentFilter(tags=DeploymentFilterTags(all_=[tag]))
-    return client.read_deployments(deployment_filter=wanted)
+def _tagged(client: SyncPrefectClient, tag: str, name: str | None = None) -> list[DeploymentResponse]:
+    named = None if name is None else DeploymentFilterName(any_=[name])
+    return client.read_deployments(
+        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[tag]), name=named)
+    )
+
+
+def _delete(client: SyncPrefectClient, deployment: DeploymentResponse) -> str:
+    client.delete_resource_owned_automations(f"prefect.deployment.{deployment.id}")
+    client.delete_deployment(deployment.id)
+    return f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"

@@ -173,7 +173,7 @@ def test_a_policy_waits_for_a_person(own: Any, prefect: Prefect) -> None:
     refused = prefect.ask("POST", f"/flow_runs/{asking}/resume", {})
     assert refused["status"] == "REJECT"
     prefect.ask("POST", f"/flow_runs/{asking}/resume", {"run_input": {"publish": False, "why": "too long"}})
-    state, why = prefect.wait(asking, "Failed")
+    _, why = prefect.wait(asking, "Failed")
     assert f"iteration {before + 1} of 'small' is not to be published: too long" in why
     assert published(own) == before + 1
 
