@@ -140,9 +140,7 @@ def test_a_killed_flow_run_is_reported_and_its_retry_does_the_rest(own: Any, pre
 
 @pytest.mark.slow
 def test_a_cron_fires_for_a_run_that_a_file_begins(own: Any, prefect: Prefect) -> None:
-    """Relative paths in the file are those of the folder in which `deploy` was called. A folder `data` does no harm."""
-    (own.folder / "data").mkdir()
-    (own.folder / "data/__init__.py").touch()
+    """Relative paths in the file are those of the folder in which `deploy` was called."""
     (own.folder / "long.py").write_text("def score(response, metadata):\n    return len(response) / 10\n")
     (own.folder / "ask.txt").write_text("".join(f"Say {i}\n" for i in range(20)))
     (own.folder / "cron.toml").write_text(
@@ -190,7 +188,7 @@ def test_an_unknown_parameter_is_refused_at_the_start_where_the_server_let_it_th
 ) -> None:
     before = published(own)
     deployment = prefect.deployment(TRAIN)["id"]
-    prefect.ask("PATCH", f"/deployments/{deployment}", {"enforce_parameter_schema": False})
+    assert prefect.ask("PATCH", f"/deployments/{deployment}", {"enforce_parameter_schema": False}) is None
     state, why = prefect.wait(prefect.start(TRAIN, mor=1))
     prefect.ask("PATCH", f"/deployments/{deployment}", {"enforce_parameter_schema": True})
     assert state in ("Failed", "Crashed") and "mor" in why
