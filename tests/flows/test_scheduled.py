@@ -189,9 +189,11 @@ def test_an_unknown_parameter_is_refused_at_the_start_where_the_server_let_it_th
     before = published(own)
     deployment = prefect.deployment(TRAIN)["id"]
     assert prefect.ask("PATCH", f"/deployments/{deployment}", {"enforce_parameter_schema": False}) is None
-    state, why = prefect.wait(prefect.start(TRAIN, mor=1))
+    flow_run = prefect.start(TRAIN, mor=1)
+    assert prefect.wait(flow_run)[0] in ("Failed", "Crashed")
     prefect.ask("PATCH", f"/deployments/{deployment}", {"enforce_parameter_schema": True})
-    assert state in ("Failed", "Crashed") and "mor" in why
+    logs = prefect.ask("POST", "/logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}})
+    assert any("was provided with parameters" in line["message"] and "'mor'" in line["message"] for line in logs)
     assert published(own) == before
 
 
