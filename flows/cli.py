@@ -14,13 +14,13 @@ from rich.console import Console
 from data.checkpoints import Checkpoints
 from data.config import ResourcesConfig
 from data.ledger import Ledger, list_runs
-from flows import cli_records, cli_replay, reading, views
+from flows import cli_records, cli_replay, cli_schedule, reading, views
 from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, app, command, console, open_store
 from flows.config import load
 from infra import driver
 from infra.home import Home
 
-MORE_COMMANDS = (cli_records, cli_replay)  # registered by their import
+MORE_COMMANDS = (cli_records, cli_replay, cli_schedule)  # registered by their import
 
 
 @command

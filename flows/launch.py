@@ -27,7 +27,7 @@ IMPORT_RUN = "import"  # names a fleet, never a folder in the store
 
 
 def plan(config: RunConfig, through: str | None = None) -> list[Note]:
-    """Which steps are on record and which would run, in order, up to `through`. Nothing is written.
+    """Which steps are on record and which would run, in order, up to `through` of the last. Nothing is written.
 
     Raises RunConflict or StepConflict if the run is on record with other settings.
     """
@@ -39,7 +39,7 @@ def plan(config: RunConfig, through: str | None = None) -> list[Note]:
         ledger.open_or_create(config)
     run = make_run(config, ledger, home)
     if through is not None:
-        run.only_through(through)
+        run.only_through(through, config.iterations - 1)
     training.plan(config, run)
     return run.notes
 

@@ -51,12 +51,15 @@ watchers: list[Callable[[Note], None]] = []
 
 
 @contextlib.contextmanager
-def session(config: RunConfig) -> Iterator[Session]:
-    """Hold a run while a flow works on it. Raises StoreError, RunConflict or RunBusy before anything is started."""
+def session(config: RunConfig, patience_s: float = 0.0) -> Iterator[Session]:
+    """Hold a run while a flow works on it; one that another process drives is waited for, for `patience_s`.
+
+    Raises StoreError, RunConflict or RunBusy before anything is started.
+    """
     home = Home.find()
     home.prepare()
     ledger = open_ledger(config, home)
-    with driving(home.run_folder(config.run), config.run), contextlib.ExitStack() as stack:
+    with driving(home.run_folder(config.run), config.run, patience_s), contextlib.ExitStack() as stack:
         ledger.store.check_writable()
         ledger.open_or_create(config)
         attend()

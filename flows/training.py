@@ -46,11 +46,12 @@ class Head:
 def train(config: RunConfig, through: str | None = None) -> None:
     """PPO, or one of its kin, for `config.iterations` iterations, with a held-out evaluation before and after.
 
-    A fork begins where it leaves its parent. With `through`, steps after that one are left out, and evaluations too.
+    A fork begins where it leaves its parent. With `through`, the last iteration ends with that step, and evaluations
+    are left out too.
     """
     with session(config) as opened:
         if through is not None:
-            opened.run.only_through(through)
+            opened.run.only_through(through, config.iterations - 1)
         first = opened.run.start.iteration if opened.run.start else 0
         head = begin(config, opened.run)
         held_out(opened, first, head)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flows.replaying import StepCheck
     from flows.rescoring import Rescored
     from flows.sweeping import Variant
+    from infra.deployments import Made
     from infra.doctor import Check
     from tasks.step import Note
 
@@ -249,3 +250,18 @@ def rescored(console: Console, title: str, found: "Sequence[Rescored]") -> None:
     for row in found:
         made.add_row(str(row.iteration), *(number(row.metrics.get(name)) for name in columns.values()))
     console.print(made)
+
+
+def deployments(console: Console, run: str, made: "Sequence[Made]", timezone: str, api: str, worker: str) -> None:
+    """What `rollbook deploy` made, where it is seen, and what is still to be done."""
+    for one in made:
+        when = f"{one.cron} {timezone}" if one.cron else "when asked"
+        console.print(f"{one.name:<28} {when:<20} {one.url}", highlight=False, soft_wrap=True)
+    console.print(
+        f"\nthe work is done by a worker on this machine   {worker}\n"
+        f"one training now                               PREFECT_API_URL={api} prefect deployment run "
+        f"continue-training/{run}\n"
+        f"take all this away                             rollbook deploy {run} --remove",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -23,6 +23,7 @@ _stop_asked = threading.Event()
 _farewells_spared = threading.Event()
 LOG_FILE = "run.log"
 NAME_S = 2.0
+POLL_S = 1.0  # seconds between two looks at a run that another process drives
 
 
 class RunBusy(RuntimeError):
@@ -73,15 +74,16 @@ def busy(run: str, holder: Holder | None) -> RunBusy:
 
 
 @contextlib.contextmanager
-def driving(folder: Path, run: str) -> Iterator[None]:
+def driving(folder: Path, run: str, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the run, log to its file and the terminal, and turn SIGTERM into a clean stop.
 
-    Raises RunBusy, naming the holder, if another process drives it. The lock dies with its process.
+    Raises RunBusy, naming the holder, if another process drives it, and goes on doing so for `patience_s`. The lock
+    dies with its process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "driver.lock")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=patience_s, poll_interval=POLL_S)
     except Timeout:
         raise busy(run, _named_holder(folder)) from None
     _enter_name(folder)

@@ -1,5 +1,6 @@
 """Prefect: a step as a task run, and the page that a person reads about an iteration."""
 
+import json
 import logging
 import os
 import time
@@ -13,9 +14,24 @@ from uuid import UUID
 
 import httpx
 from prefect import Task
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.context import FlowRunContext, TaskRunContext
 
 from infra.ray_session import WorkerLost
@@ -106,6 +122,55 @@ class Pages:
             self._answers = False
         else:
             self._answers = True
+
+
+def show_table(key: str, rows: list[dict[str, Any]], description: str) -> None:
+    """Attach a table to the current flow run; plainly nothing where none runs. Waits until Prefect has it."""
+    if inside_flow():
+        create_table_artifact(rows, key=key, description=description)
+
+
+def remembered(key: str, name: str, value: int) -> int:
+    """A number that the first attempt at a flow run decides: its retries get the same, whatever they propose.
+
+    Prefect shows it as a table of the flow run. Where no flow runs, it is what is proposed.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return value
+    mine = ArtifactFilter(
+        key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[context.flow_run.id])
+    )
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=mine)
+    if found:
+        return int(json.loads(str(found[0].data))[0][name])
+    show_table(key, [{name: value}], f"{name} that this flow run, and its retries, go on to")
+    return value
+
+
+def being_cancelled() -> bool:
+    """Whether somebody has asked Prefect to cancel the current flow run."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return False
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(context.flow_run.id).state
+    return state is not None and state.is_cancelling()
+
+
+def suspended_before() -> str | None:
+    """The id of a flow run of the current one's deployment that waits for a person, if it is not the current one."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+        return None
+    siblings = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[context.flow_run.deployment_id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED])),
+    )
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(flow_run_filter=siblings)
+    return next((str(run.id) for run in found if run.id != context.flow_run.id), None)
 
 
 def require_prefect() -> None:

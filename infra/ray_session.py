@@ -47,6 +47,9 @@ def session(address: str) -> Iterator[None]:
             f"Ray at {address!r} takes no connection ({error}); check resources.ray_address, and if that cluster wants "
             "a token (Ray's default) set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token has it"
         ) from None
+    except SystemExit:  # Ray's answer to a SIGTERM that meets it while it starts
+        ray.shutdown()
+        raise KeyboardInterrupt from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminate)  # Ray puts its own in place, which ends the process at once
     try:

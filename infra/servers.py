@@ -51,7 +51,8 @@ def serving(home: Home, mlflow_port: int, prefect_port: int) -> Iterator[tuple[S
     with contextlib.ExitStack() as stack:
         backend = {"MLFLOW_BACKEND_STORE_URI": home.tracking_uri}  # not an argument, which all users of a machine see
         mlflow = stack.enter_context(_process("mlflow", _mlflow_command(home, mlflow_port), home, backend))
-        prefect = stack.enter_context(_process("prefect", _prefect_command(prefect_port), home, {}))
+        pages = {"PREFECT_SERVER_UI_API_URL": f"{prefect_url}/api"}  # by default they ask port 4200, whatever the port
+        prefect = stack.enter_context(_process("prefect", _prefect_command(prefect_port), home, pages))
         _await("MLflow", f"{mlflow_url}/health", mlflow, home.root / "mlflow.log")
         _await("Prefect", f"{prefect_url}/api/health", prefect, home.root / "prefect.log")
         servers = Servers(mlflow_url, prefect_url, (mlflow.pid, prefect.pid))

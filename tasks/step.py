@@ -121,6 +121,7 @@ class Run:
     iterations: int = 0  # how many the run is to have
     start: Fork | None = None  # what lies before is taken as it is on record, whatever made it
     through: str | None = None  # the last step that may run
+    through_of: int | None = None  # in this iteration; None: in all
     aside: frozenset[str] = frozenset()  # steps whose results belong to no iteration: they lie under their keys
     verification: "Verification | None" = None
     steps: Sequence[str] = STEPS  # that may have to run; only their residents are made
@@ -128,10 +129,16 @@ class Run:
     notes: list[Note] = field(default_factory=list)
     watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
 
-    def only_through(self, step: str) -> None:
-        """Leave out the steps after this one; of a fork's first iteration, only those after the fork will run."""
+    def only_through(self, step: str, iteration: int | None = None) -> None:
+        """Leave out the steps after this one, of one iteration or of all.
+
+        Of a fork's first iteration, only those after the fork will run.
+        """
+        self.through, self.through_of = step, iteration
+        if iteration not in (None, self.start.iteration if self.start is not None else 0):
+            return  # whole iterations come before it
         first = STEPS.index(self.start.step) if self.start is not None else 0
-        self.through, self.steps = step, STEPS[first : STEPS.index(step) + 1]
+        self.steps = STEPS[first : STEPS.index(step) + 1]
 
     def shares(self, iteration: int) -> bool:
         """Whether steps of the iteration are another run's, so that its wall time is of some steps only."""
@@ -155,8 +162,8 @@ class Run:
                     f"it; start with --from {step}, or at an iteration that is complete"
                 )
             return found
-        if self.through is not None and STEPS.index(step) > STEPS.index(self.through):
-            return Pending(step, iteration)
+        if self.through is not None and self.through_of in (None, iteration):
+            return Pending(step, iteration) if STEPS.index(step) > STEPS.index(self.through) else None
         return None
 
     def get_ready(self) -> None:

@@ -18,6 +18,7 @@ import pytest
 from data.ledger import Ledger
 from data.store import Store
 from infra.servers import answers
+from tests.scheduling import await_true, serving
 from tests.seaweed import free_ports
 
 pytestmark = pytest.mark.slow
@@ -152,3 +153,15 @@ def test_the_servers_serve_it(recorded: Any) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
+
+
+def test_a_cron_fires_on_it(recorded: Any, postgres: Postgres) -> None:
+    """The run goes on from one iteration; the server keeps schedule, flow runs and events in PostgreSQL."""
+    with serving(recorded) as prefect:
+        recorded.rollbook("deploy", "small", "--cron", "* * * * *")
+        fired = "select count(*) from flow_run where name = 'continue-small' and state_type = 'COMPLETED'"
+        await_true(lambda: postgres.rows("prefect", fired) != [(0,)], 240)
+        assert prefect.wait(prefect.start("prune-run/small")) == ("Completed", "")
+        recorded.rollbook("deploy", "small", "--remove")
+    assert recorded.ledger.find(recorded.ledger.at(1, "publish")) is not None
+    assert not list((recorded.folder / ".rollbook").rglob("*.db"))

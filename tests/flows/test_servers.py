@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import subprocess
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ def test_up_serves_what_a_run_recorded_and_leaves_nothing_behind(finished: tuple
     first = process.stdout.readline()
     assert first.startswith(f"MLflow   http://127.0.0.1:{mlflow}/#/experiments/1/runs"), first + process.stdout.read()
     assert answers(f"http://127.0.0.1:{mlflow}/health") and answers(f"http://127.0.0.1:{prefect}/api/health")
+    with urllib.request.urlopen(f"http://127.0.0.1:{prefect}/ui-settings") as asked:  # where its pages look for data
+        assert json.load(asked)["api_url"] == f"http://127.0.0.1:{prefect}/api"
     found = {check["name"]: check for check in desk.json("doctor")["checks"]}
     assert found["prefect"]["found"] == f"http://127.0.0.1:{prefect}/api answers"
     family = psutil.Process(process.pid).children(recursive=True)

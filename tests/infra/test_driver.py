@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -101,3 +102,12 @@ def test_of_drivers_that_start_at_once_one_goes_on_and_all_others_name_it(tmp_pa
         refused = [said for n, _, said in told if n == number and said is not None]
         assert len(holders) == 1 and len(refused) == 3
         assert all(f"process {holders[0]} on " in said for said in refused), (holders, refused)
+
+
+def test_a_patient_driver_gets_the_run_when_the_other_ends(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    killer = threading.Timer(1.0, other.kill)
+    killer.start()
+    with driving(tmp_path, "mine", patience_s=60):
+        holder = holder_of(tmp_path)
+        assert holder is not None and holder.pid == os.getpid()
+    killer.join()

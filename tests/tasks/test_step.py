@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data.ledger import Ledger
+from data.ledger import STEPS, Ledger
 from data.manifest import Manifest
 from data.request import StepConflict
 from data.store import Store
@@ -111,3 +111,13 @@ def test_watchers_hear_of_every_step(run: Run) -> None:
     heard: list[str] = []
     ask(replace(run, watchers=[lambda note: heard.append(note.step)]))
     assert heard == ["double"]
+
+
+def test_only_the_last_iteration_ends_early(run: Run) -> None:
+    """Through train of iteration 2: earlier ones publish, and every resident is needed for them."""
+    run.only_through("train", 2)
+    assert run.given("publish", 1) is None and run.given("train", 2) is None
+    assert run.given("publish", 2) == Pending("publish", 2)
+    assert run.steps == STEPS
+    run.only_through("score", 0)  # nothing comes before the first iteration
+    assert run.steps == ("generate", "score")
