@@ -144,7 +144,7 @@ def prune(
     store_endpoint: Endpoint = None,
     as_json: AsJson = False,
 ) -> None:
-    """Clear away training states beyond `[checkpoint]`, what killed processes left, and old local copies.
+    """Clear away training states beyond the retention, what killed processes left, and old local copies.
 
     No table, no policy and no record of a step is ever among it. What a living process of this machine works on stays.
     """

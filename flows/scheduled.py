@@ -5,6 +5,7 @@ Parameters are plain values, so that Prefect's form asks for them. `infra/prefec
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from pydantic import Field
 
 from data.checkpoints import Checkpoints
 from data.ledger import Ledger
+from data.prune import clear, strays, surplus_states
 from data.store import Store
 from data.summary import summarize
 from flows import replaying, rescoring, training
@@ -148,7 +150,7 @@ def rescore_run(
 @flow(flow_run_name="prune-{run}", persist_result=False)
 @cancellable
 def prune_run(run: str, store: str | None = None, store_endpoint: str | None = None, patience_h: Hours = 12.0) -> None:
-    """Remove the training states that neither the run's config nor a tag keeps. Tables and policies stay.
+    """Remove training states beyond the run's retention, and what killed processes left. Tables and policies stay.
 
     Args:
         run: Name of the run.
@@ -158,9 +160,11 @@ def prune_run(run: str, store: str | None = None, store_endpoint: str | None = N
     """
     config = replaying.recorded_config(_ledger(run, store, store_endpoint))
     with session(config, patience_h * 3600) as opened:
-        gone = Checkpoints(opened.run.ledger).retain(config.checkpoint)
-        kept = Checkpoints(opened.run.ledger).live()
-    log.info("%s: states removed: %s; kept: %s", run, gone, kept)
+        ledger = opened.run.ledger
+        gone = [*surplus_states(ledger), *strays(ledger.store, run, time.time())]
+        clear(ledger.store, gone)
+        kept = Checkpoints(ledger).live()
+    log.info("%s: removed: %s; states kept: %s", run, ", ".join(r.name for r in gone) or "nothing", kept)
 
 
 @flow(flow_run_name="report-{flow_run}", persist_result=False)
