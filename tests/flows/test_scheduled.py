@@ -48,6 +48,8 @@ def test_a_flow_runs_under_a_worker(own: Any, prefect: Prefect) -> None:
     """A third state, beside the two that the config keeps, is pruned."""
     states = own.folder / ".rollbook/store/small/checkpoints"
     shutil.copytree(states / "000001", states / "000000")
+    copied = states / "000000/manifest.json"
+    copied.write_text(copied.read_text().replace("checkpoints/000001", "checkpoints/000000"))
     assert prefect.wait(prefect.start(PRUNE)) == ("Completed", "")
     assert not (states / "000000/manifest.json").exists() and (states / "000001/manifest.json").exists()
 
