@@ -42,7 +42,23 @@ def connect(ledger: Ledger) -> duckdb.DuckDBPyConnection:
     for kind in SCHEMAS:
         files = [e.uri for m in manifests if m.step in STEPS for e in m.files if e.table == kind]
         database.execute(f"CREATE VIEW {kind} AS {_view(ledger.store, kind, files)}")
+    _close(database, ledger.store)
     return database
+
+
+def ask(database: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
+    """The result of one question. Raises ValueError for anything else: what is on record is read, never written."""
+    statements = duckdb.extract_statements(sql)
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        raise ValueError(f"query {sql!r}: asks not one question; give a single SELECT")
+    return database.sql(sql)
+
+
+def _close(database: duckdb.DuckDBPyConnection, store: Store) -> None:
+    """Nothing beyond the store can be reached, and that cannot be changed any more."""
+    database.execute(f"SET allowed_directories = [{_quoted(store.url.removeprefix('file://') + '/')}]")
+    database.execute("SET enable_external_access = false")
+    database.execute("SET lock_configuration = true")
 
 
 def _view(store: Store, kind: str, uris: Iterable[str]) -> str:

@@ -201,13 +201,13 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Ask all iterations of a run in SQL; each view has the column `iteration`, `steps` has the metrics as a map."""
-    from data.query import connect
+    from data.query import ask, connect
 
     ledger = Ledger(open_store(store, store_endpoint)[1], name)
     require_record(ledger)
     with connect(ledger) as database:
-        found = database.sql(sql)
-        columns, rows = (found.columns, found.fetchall()) if found is not None else ([], [])
+        found = ask(database, sql)
+        columns, rows = found.columns, found.fetchall()
     if as_json:
         print(json.dumps({"columns": columns, "rows": [[views.plain_json(value) for value in row] for row in rows]}))
     elif as_csv:

@@ -30,7 +30,7 @@ def rerun(
     through: Annotated[str | None, typer.Option("--through", metavar="STEP", help="The last step to run.")] = None,
     overrides: Overrides = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with what is on record; keep nothing.")] = False,
-    more: Annotated[int, typer.Option("--continue", metavar="N", help="Then train for N more iterations.")] = 0,
+    more: Annotated[int, typer.Option("--continue", metavar="N", min=0, help="Then train N more iterations.")] = 0,
     fork: Annotated[str | None, typer.Option("--name", help="Of the fork; else made of run, step and changes.")] = None,
     store: StoreUrl = None,
     store_endpoint: Endpoint = None,
@@ -52,7 +52,8 @@ def rerun(
         _verify(ledger, number, first or "score", through or "publish", as_json)
         return
     made = replaying.branch(ledger, number, first, overrides or [], fork, more)
-    last = None if more and through is None else replaying.require_step(through or "publish", "--through")
+    last = None if more and through is None else through or "publish"
+    replaying.require_order(made.fork.step, last or "publish")
     made.create(ledger)
     launch(made.config, console, last)
     compared = replaying.compare_with_parent(Ledger(opened, made.config.run), number)
@@ -77,8 +78,9 @@ def _verify(ledger: Ledger, iteration: int, first: str, through: str, as_json: b
     """Exit code 1 unless every step came out as it is on record."""
     from flows import replaying
 
-    steps = replaying.require_step(first, "--from"), replaying.require_step(through, "--through")
-    checks = replaying.verify_steps(replaying.recorded_config(ledger), iteration, *steps)
+    replaying.require_order(first, through)
+    replaying.require_iteration(ledger, iteration)
+    checks = replaying.verify_steps(replaying.recorded_config(ledger), iteration, first, through)
     passed = all(check.passed for check in checks)
     if as_json:
         print(json.dumps({"passed": passed, "steps": [check.as_json() for check in checks]}))
@@ -91,7 +93,7 @@ def _verify(ledger: Ledger, iteration: int, first: str, through: str, as_json: b
 @command
 def resume(
     name: Annotated[str, typer.Argument(metavar="RUN")],
-    more: Annotated[int, typer.Option("--more", metavar="N", help="Iterations beyond those on record.")] = 0,
+    more: Annotated[int, typer.Option("--more", metavar="N", min=0, help="Iterations beyond those on record.")] = 0,
     overrides: Overrides = None,
     store: StoreUrl = None,
     store_endpoint: Endpoint = None,
@@ -122,7 +124,9 @@ def sweep(
     from infra.plots import dots_png
 
     run, number = _which(home, name, iteration)
-    config = replaying.recorded_config(Ledger(opened, run))
+    ledger = Ledger(opened, run)
+    replaying.require_iteration(ledger, number)
+    config = replaying.recorded_config(ledger)
     found = sweeping.sweep(config, number, grid, held_out)
     shown = sweeping.telling(found)
     title = f"{run}, iteration {number}: {', '.join(grid)}"

@@ -73,16 +73,20 @@ def branch(
 
     Raises ConfigError for changes that an earlier step reads, LookupError for an iteration that is not there.
     """
+    require_iteration(ledger, iteration)
+    if own := [o for o in overrides if o.partition("=")[0].strip() in ("run", "iterations")]:
+        raise ConfigError(f"--set {own[0]}: a fork is named with --name, and made longer with --continue N")
     recorded = recorded_config(ledger)
     config = recorded_config(ledger, overrides)
     differing = changes(_as_record(ledger, recorded), _as_record(ledger, config))
     readers = {str(d): first_reader(d.name) for d in differing}
     earliest = min(readers.values(), key=STEPS.index, default=None)
-    first = require_step(first or earliest or "", "--from")
+    if first is None and earliest is None:
+        raise ConfigError("nothing is changed; give --set a.b=c, or --from STEP to repeat steps as they were")
+    first = require_step(first or str(earliest), "--from")
     for change, reader in readers.items():
         if STEPS.index(reader) < STEPS.index(first):
             raise ConfigError(f"{change}: {reader} reads it, which is before --from {first}; use --from {reader}")
-    head_of(ledger, iteration)
     digest = hashlib.sha256(json.dumps(sorted(readers)).encode()).hexdigest()[:6]
     run = name or ".".join([ledger.run, str(iteration), first, *([digest] if readers else [])])
     update = {"run": run, "iterations": iteration + 1 + more}
@@ -126,6 +130,21 @@ def first_reader(setting: str) -> str:
     if not fitting:
         raise ConfigError(f"{setting}: training begins with it, so no iteration has another; take a new run name")
     return FIRST_READER[max(fitting, key=len)]
+
+
+def require_iteration(ledger: Ledger, iteration: int) -> None:
+    """Raises LookupError, with those that there are, for an iteration that was never begun."""
+    reading.require_record(ledger)
+    there = [k for k in ledger.iterations() if any(m.step == STEPS[0] for m in ledger.steps(k))]
+    if iteration not in there:
+        has = f"it has {there[0]} to {there[-1]}" if there else "it has none"
+        raise LookupError(f"iteration {iteration} of {ledger.run!r}: not on record; {has}")
+
+
+def require_order(first: str, through: str) -> None:
+    """Raises ConfigError for steps of which the last comes before the first, or that are none."""
+    if STEPS.index(require_step(through, "--through")) < STEPS.index(require_step(first, "--from")):
+        raise ConfigError(f"--through {through} with --from {first}: it comes before; the order is {', '.join(STEPS)}")
 
 
 def require_step(step: str, option: str) -> str:

@@ -45,6 +45,8 @@ def choose(ledger: Ledger, span: str) -> list[int]:
         first, last = int(low or 0), int(high or max(there, default=0) + 1) if colon else int(low) + 1
     except ValueError:
         raise ValueError(f"--iterations {span!r}: write A:B, or one number") from None
+    if last <= first:
+        raise ValueError(f"--iterations {span!r}: ends before it begins; write A:B with A < B")
     chosen = [k for k in there if first <= k < last]
     if not chosen:
         raise ValueError(f"--iterations {span!r}: none of {ledger.run!r} is there; it has {there[:1]} to {there[-1:]}")

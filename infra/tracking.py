@@ -128,7 +128,8 @@ class Tracker:
         return self._client.create_experiment(EXPERIMENT, artifact_location=self._artifacts.as_uri())
 
     def _complete_iterations(self, experiment: str) -> dict[int, str]:
-        query = f"tags.`rollbook.run` = '{self._run}' AND tags.`rollbook.complete` = 'true'"
+        own = f"tags.`rollbook.run` = '{self._run}' AND tags.`rollbook.role` = 'iteration'"
+        query = f"{own} AND tags.`rollbook.complete` = 'true'"
         found: dict[int, str] = {}
         token = None
         while True:

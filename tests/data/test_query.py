@@ -1,11 +1,14 @@
 """SQL over a run's iterations; figures are those of Chain, worked by hand."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
+from data import query
 from data.ledger import Fork, Ledger, Request
 from data.query import connect
 from data.store import Store
@@ -16,7 +19,7 @@ Build = Callable[..., Any]
 
 def ask(ledger: Ledger, sql: str) -> list[tuple[Any, ...]]:
     with connect(ledger) as database:
-        return database.sql(sql).fetchall()
+        return query.ask(database, sql).fetchall()
 
 
 @locally_and_on_s3
@@ -37,7 +40,9 @@ def test_views_over_all_iterations(chain: Build, ledger: Ledger) -> None:
 
 def test_a_condition_on_the_iteration_spares_other_files(chain: Build, ledger: Ledger) -> None:
     chain(3)
-    ((_, plan),) = ask(ledger, "EXPLAIN ANALYZE SELECT sum(reward) FROM rewards WHERE iteration = 1")
+    with connect(ledger) as database:
+        explained = database.sql("EXPLAIN ANALYZE SELECT sum(reward) FROM rewards WHERE iteration = 1")
+        ((_, plan),) = explained.fetchall()
     assert "Scanning Files: 1/3" in plan
 
 
@@ -74,3 +79,19 @@ def test_wrong_sql_is_refused_in_words(sql: str, chain: Build, ledger: Ledger) -
     chain(1)
     with pytest.raises(Exception, match=r"nope|syntax error"):
         ask(ledger, sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["copy (select 1) to '{}/x.csv'", "select 1; select 2", "", "attach '{}/x.db' as x", "drop view rewards"],
+)
+def test_only_one_question_is_taken(ledger: Ledger, tmp_path: Path, sql: str) -> None:
+    with connect(ledger) as database, pytest.raises(ValueError, match="give a single SELECT"):
+        query.ask(database, sql.format(tmp_path))
+    assert not list(tmp_path.glob("x*"))
+
+
+@pytest.mark.parametrize("sql", ["select * from read_text('/etc/hostname')", "select * from glob('/etc/*')"])
+def test_nothing_beyond_the_store_is_read(ledger: Ledger, sql: str) -> None:
+    with connect(ledger) as database, pytest.raises(duckdb.PermissionException):
+        query.ask(database, sql).fetchall()

@@ -198,7 +198,9 @@ def test_verify_names_the_first_row_and_column_that_differ(home: Path, rollbook:
         ),
         (["--set", "model.path=/models/x"], "training begins with it"),
         (["--from", "trian"], "--from 'trian': is no step"),
-        ([], "--from ''"),
+        ([], "nothing is changed; give --set a.b=c, or --from STEP"),
+        (["--from", "train", "--through", "score"], "it comes before"),
+        (["--set", "run=other", "--set", "advantage.lam=0.5"], "a fork is named with --name"),
         (["--from", "train", "--verify", "--set", "advantage.lam=0.5"], "leave out --set"),
     ],
 )
@@ -209,8 +211,9 @@ def test_what_cannot_be_repeated_is_refused_before_anything_starts(
 
 
 def test_an_iteration_that_is_not_there_is_named(rollbook: Callable[..., str]) -> None:
-    said = rollbook("rerun", "small", "--iteration", "9", "--from", "train", code=1)
-    assert "iteration 9 of 'small': publish of iteration 8 is not on record" in said.replace("\n", " ")
+    for command in (["rerun", "--from", "train"], ["rerun", "--verify"], ["sweep", "--grid", "advantage.lam=0.5,1.0"]):
+        said = rollbook(command[0], "small", "--iteration", "9", *command[1:], code=1)
+        assert "iteration 9 of 'small': not on record; it has 0 to 2" in said.replace("\n", " ")
 
 
 def test_sweep_makes_what_variants_share_once(home: Path, rollbook: Callable[..., str], tmp_path: Path) -> None:
@@ -237,6 +240,7 @@ def test_sweep_makes_what_variants_share_once(home: Path, rollbook: Callable[...
     made = files(home, "shared")
     rollbook("sweep", "small", "--iteration", "2", *grid)
     assert files(home, "shared") == made and len(mlflow_runs("sweep", "small")) == 1
+    assert "MLflow has small: 3 iterations" in rollbook("sync-tracking", "small")  # a sweep is no iteration
 
 
 def test_sweep_refuses_what_changes_rollouts(rollbook: Callable[..., str]) -> None:
