@@ -183,7 +183,7 @@ class Running:
         return into_s
 
     def _on_record(self) -> int:
-        return sum(1 for _ in self.folder.glob("*/*/manifest.json"))
+        return sum(1 for _ in self.folder.glob("[0-9]*/*/manifest.json"))
 
     def repeated(self) -> list[str]:
         """Which steps were tried again, by the run's own words: they were at work, or met a resident that had died."""

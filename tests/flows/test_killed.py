@@ -70,7 +70,9 @@ def test_c21_run_whose_every_process_was_killed_ends_as_the_undisturbed_one(
             running.kill(kill)
             assert {path: path.stat().st_mtime_ns for path in before} == before, kill
         running.finish()
-    assert running.repeated()[0] == kill.step and kill.victim == "driver"
+    # A stopped worker is let go by the kernel when its driver dies, and may still finish the step that it was in.
+    possible = (kill.step, STEPS[(STEPS.index(kill.step) + 1) % len(STEPS)])
+    assert running.repeated()[0] in possible and kill.victim == "driver"
     require_equal(mine.ledger, stopped.desk.ledger, ITERATIONS)
     starts = mine.ledger.store.list_dirs("small/drivers")
     assert starts == ["000001", "000002"]  # and each was a driver's claim to the run
