@@ -146,7 +146,7 @@ def test_the_servers_serve_it(recorded: Any) -> None:
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == f"MLflow   http://127.0.0.1:{mlflow}\n"
+        assert process.stdout.readline().startswith(f"MLflow   http://127.0.0.1:{mlflow}/")
         assert answers(f"http://127.0.0.1:{mlflow}/health") and answers(f"http://127.0.0.1:{prefect}/api/health")
         found = {check["name"]: check for check in recorded.json("doctor")["checks"]}
         assert found["mlflow"]["ok"] and found["prefect"]["ok"]
