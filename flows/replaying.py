@@ -19,7 +19,7 @@ from flows.config import ConfigError, RunConfig, changed, parse
 from flows.session import make_run
 from flows.training import head_of, one_iteration
 from infra.home import Home
-from tasks.state import same_bits
+from tasks.state import same_bits, unlike_updates, updates_of
 from tasks.step import Run, Verification
 
 # Which step reads a setting first; the longest name that fits counts. What is not here is read before any iteration.
@@ -182,8 +182,9 @@ class StepCheck:
             apart = self.table
             moved = apart.unlike or apart.only_recorded or apart.only_again or apart.reordered
             return not moved and all(c.largest is not None and c.largest <= self.near for c in apart.columns)
-        theirs, mine = (m.metrics.get("grad_norm") for m in (self.recorded, self.again))
-        return theirs is None or (mine is not None and abs(mine - theirs) <= 0.02 * abs(theirs))
+        if self.recorded.kind != "state":
+            return False  # a policy is its state's weights, copied
+        return unlike_updates(updates_of(self.recorded), updates_of(self.again)) is None
 
     def told(self) -> str:
         """What came out, in words."""
@@ -241,7 +242,7 @@ def _check(ledger: Ledger, recorded: Manifest, again: Manifest) -> StepCheck:
 def _told(table: TableDifference | None) -> str:
     """The first differing row and column, and how many there are."""
     if table is None:
-        return "another state"
+        return "other weights"
     if not table.columns:
         return f"other rows or columns: {', '.join((*table.unlike, *table.only_recorded, *table.only_again)[:3])}"
     first = table.columns[0]

@@ -43,6 +43,11 @@ def bring(trainer: "Trainer", job: Job, setup: Setup) -> None:
         trainer.bring_to_policy(job.folder_of(state), state.content_digest, setup)
         return
     start, steps = trainer.from_first(lambda: way_to(job.ledger, state))
+    if steps and (was := _setup_of(steps[-1]).critic.kind) != setup.critic.kind:
+        raise ValueError(
+            f"state after iteration {state.iteration} of {state.run!r}: its critic is {was!r}, critic.kind is "
+            f"{setup.critic.kind!r}; keep the kind within a run and its forks, or start from a policy"
+        )
     first = _setup_of(steps[0]) if steps else setup
     to = trainer.bring_to_policy if start.kind == "policy" else trainer.bring_to_state
     to(job.folder_of(start), start.content_digest, first)
@@ -50,7 +55,7 @@ def bring(trainer: "Trainer", job: Job, setup: Setup) -> None:
         _repeat(trainer, job, step)
     if steps:
         job.how["state_rebuilt"] = [step.iteration for step in steps]
-    trainer.resume(state.content_digest, setup)
+        trainer.resume(state.content_digest, setup)
 
 
 def _repeat(trainer: "Trainer", job: Job, step: Manifest) -> None:
@@ -82,13 +87,22 @@ def _require_near(trainer: "Trainer", job: Job, step: Manifest, updates: list[di
             f"{what}, gave another state than the recorded {step.content_digest[:16]}: Rollbook's source or a package "
             "differs from what made it (see the manifest); use those versions, or fork from a state that is kept"
         )
-    for number, (mine, recorded) in enumerate(zip(updates, _updates_of(step), strict=True)):
+    if (unlike := unlike_updates(updates_of(step), updates)) is not None:
+        raise NotTheState(f"{what}, has {unlike}; run on the recorded layout and device")
+
+
+def unlike_updates(recorded: list[dict[str, float]], again: list[dict[str, float]]) -> str | None:
+    """The first optimizer step with gradient norms further apart than TOLERANCE, in words; None if all are near."""
+    if len(recorded) != len(again):
+        return f"{len(again)} optimizer steps, on record are {len(recorded)}"
+    for number, (theirs, mine) in enumerate(zip(recorded, again, strict=True)):
         for name in ("grad_norm", "critic_grad_norm"):
-            if name in recorded and not math.isclose(mine[name], recorded[name], rel_tol=TOLERANCE, abs_tol=1e-6):
-                raise NotTheState(
-                    f"{what}, has {name} {mine[name]:.6g} at optimizer step {number}, on record {recorded[name]:.6g}: "
-                    f"further apart than {TOLERANCE:.0%}; run on the recorded layout and device"
+            if name in theirs and not math.isclose(mine[name], theirs[name], rel_tol=TOLERANCE, abs_tol=1e-6):
+                return (
+                    f"{name} {mine[name]:.6g} at optimizer step {number}, on record {theirs[name]:.6g}: further apart "
+                    f"than {TOLERANCE:.0%}"
                 )
+    return None
 
 
 def same_bits(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -97,7 +111,7 @@ def same_bits(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return alike and now.get("device") == "cpu"
 
 
-def _updates_of(step: Manifest) -> list[dict[str, float]]:
+def updates_of(step: Manifest) -> list[dict[str, float]]:
     updates: Any = step.facts["updates"]
     return updates
 
