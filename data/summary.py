@@ -72,6 +72,11 @@ class RunSummary:
     evaluations: Mapping[int, Mapping[str, float]]  # iteration -> decoding -> held-out mean reward
 
     @property
+    def done(self) -> int:
+        """The iteration after the last that is complete."""
+        return max((s.iteration for s in self.iterations if s.complete), default=-1) + 1
+
+    @property
     def held_out(self) -> dict[str, dict[str, float] | None]:
         """The first evaluation and the last; None where there is none."""
         order = sorted(self.evaluations)

@@ -20,7 +20,6 @@ from data.prune import clear, clear_copies, forks_of, old_copies, strays, surplu
 from data.references import resolve
 from flows import record_views as views
 from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, command, console, open_store
-from flows.config import changed, parse
 from infra import driver
 from infra.home import Home
 
@@ -101,10 +100,10 @@ def why(
 ) -> None:
     """Which fields of a step's key would make it run again: as it is on record, and as it would be asked for now."""
     ledger = Ledger(open_store(store, store_endpoint)[1], name)
-    config = changed(parse(require_record(ledger).config), overrides or [])
     from flows.reasons import reasons
+    from flows.replaying import recorded_config
 
-    found = reasons(ledger, config, iteration, step)
+    found = reasons(ledger, recorded_config(ledger, overrides), iteration, step)
     if as_json:
         print(json.dumps({"run": name, **found.as_json()}))
     else:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from data.ledger import Ledger
-from flows import reading, views
-from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, command, console, open_store
+from data.ledger import Ledger, require_record
+from flows import views
+from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, beside, command, console, open_store
 from infra.home import Home
 
 Plot = Annotated[Path | None, typer.Option("--plot", help="Write the picture here as well.")]
@@ -55,7 +55,7 @@ def rerun(
     last = None if more and through is None else through or "publish"
     replaying.require_order(made.fork.step, last or "publish")
     made.create(ledger)
-    launch(made.config, console, last)
+    launch(made.config, beside if as_json else console, last)
     compared = replaying.compare_with_parent(Ledger(opened, made.config.run), number)
     if as_json:
         print(json.dumps(compared))
@@ -162,7 +162,7 @@ def rescore(
     from infra.plots import lines_png
 
     ledger = Ledger(opened, name)
-    before: Any = reading.require_record(ledger).config["reward"]
+    before: Any = require_record(ledger).config["reward"]
     config = replaying.recorded_config(ledger, [*(overrides or []), f"reward.scorer={scorer}"])
     chosen = rescoring.choose(ledger, iterations)
     found = rescoring.rescore(config, chosen)
@@ -203,9 +203,18 @@ class _Told:
         if plot is not None:
             self.picture(plot)
         files = {f"{self.role}.json": self._write, f"{self.role}.png": self.picture}
-        lost = record(home.tracking_uri, run, self.role, self.name, [Part(*part) for part in self.parts], files)
+        lost = record(
+            home.tracking_uri,
+            home.mlflow_artifacts,
+            run,
+            self.role,
+            self.name,
+            [Part(*part) for part in self.parts],
+            files,
+        )
         if lost:
-            console.print(f"MLflow: {lost}. All is on record; the same command tells MLflow later", style="yellow")
+            said = f"MLflow: {lost}. All is on record; the same command tells MLflow later"
+            beside.print(said, style="yellow", soft_wrap=True)
 
     def _write(self, path: Path) -> None:
         path.write_text(json.dumps(self.table, indent=1))

@@ -16,6 +16,7 @@ from infra.home import Home
 ABOUT = "Run, look at, repeat and stop trainings. Every command says what it did, or one line on what is wrong."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, help=ABOUT)
 console = Console()
+beside = Console(stderr=True)  # what is said while the answer itself is one JSON object
 log = logging.getLogger("rollbook")
 
 Overrides = Annotated[

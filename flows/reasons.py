@@ -11,10 +11,8 @@ from data.request import KEYED, Difference, differences
 from flows.config import RunConfig
 from flows.session import make_run
 from infra.home import Home
-from tasks.evaluate import DECODINGS
+from tasks.evaluate import EVALUATIONS
 from tasks.step import Run
-
-EVALUATIONS = tuple(f"{what}_{decoding}" for decoding in DECODINGS for what in ("evaluate", "score"))
 
 
 @dataclass(frozen=True)

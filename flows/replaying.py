@@ -12,9 +12,9 @@ from prefect import flow
 
 from data.columns import VOLATILE
 from data.compare import TableDifference, compare_tables
-from data.ledger import STEPS, Fork, Ledger, changes, read_table
+from data.ledger import STEPS, Fork, Ledger, changes, read_table, require_record
 from data.manifest import Manifest
-from flows import reading
+from data.summary import summarize
 from flows.config import ConfigError, RunConfig, changed, parse
 from flows.session import make_run
 from flows.training import head_of, one_iteration
@@ -59,7 +59,7 @@ def recorded_config(ledger: Ledger, overrides: list[str] | None = None) -> RunCo
 
     Raises LookupError for an unknown run, ConfigError for a setting that cannot be.
     """
-    home, record = Home.find(), reading.require_record(ledger)
+    home, record = Home.find(), require_record(ledger)
     config = changed(parse(record.config), overrides or [])
     own = ledger.store.url == home.store_url
     where = {"store": None if own else ledger.store.url, "store_endpoint": None if own else ledger.store.endpoint}
@@ -98,8 +98,7 @@ def branch(
 def longer(ledger: Ledger, more: int, overrides: list[str]) -> RunConfig:
     """The config with which a recorded run goes on for some iterations beyond those that are complete."""
     config = recorded_config(ledger, overrides)
-    done = [s.iteration for s in reading.require_run(ledger).iterations if s.complete]
-    last = max(done, default=-1) + 1 + more
+    last = summarize(ledger).done + more
     return config.model_copy(update={"iterations": last if more else max(last, config.iterations)})
 
 
@@ -134,7 +133,7 @@ def first_reader(setting: str) -> str:
 
 def require_iteration(ledger: Ledger, iteration: int) -> None:
     """Raises LookupError, with those that there are, for an iteration that was never begun."""
-    reading.require_record(ledger)
+    require_record(ledger)
     there = [k for k in ledger.iterations() if any(m.step == STEPS[0] for m in ledger.steps(k))]
     if iteration not in there:
         has = f"it has {there[0]} to {there[-1]}" if there else "it has none"
@@ -154,7 +153,7 @@ def require_step(step: str, option: str) -> str:
 
 
 def _as_record(ledger: Ledger, config: RunConfig) -> Any:
-    record = reading.require_record(ledger)
+    record = require_record(ledger)
     return record.model_copy(update={"semantic": json.loads(json.dumps(config.semantic()))})
 
 

@@ -86,7 +86,7 @@ def continue_training(
     """
     started = _config(run, config, overrides, store, store_endpoint)
     ledger = open_ledger(started, Home.find())
-    done = iterations_done(ledger)
+    done = summarize(ledger).done
     if approve and _trained(ledger, done):
         if other := suspended_before():
             return Cancelled(message=f"iteration {done} of {run} waits for approval in flow run {other}")
@@ -114,7 +114,7 @@ def evaluate_run(
     """
     config = replaying.recorded_config(_ledger(run, store, store_endpoint))
     with session(config, patience_h * 3600) as opened:
-        done = iterations_done(opened.run.ledger)
+        done = summarize(opened.run.ledger).done
         training.held_out(opened, done, training.head_of(opened.run.ledger, done))
         scores = summarize(opened.run.ledger).evaluations.get(done, {})
     show_table(f"held-out-{artifact_key(run)}", [{"iterations": done, **scores}], f"Held-out accuracy of {run}")
@@ -182,11 +182,6 @@ def report_failure(flow_run: str, flow_run_id: str, state: str, message: str) ->
     with (Home.find().root / FAILURES).open("a") as file:
         file.write(f"{line}\n")
     show_table("failures", [{"flow run": flow_run, "state": state, "why": said, "id": flow_run_id}], line)
-
-
-def iterations_done(ledger: Ledger) -> int:
-    """How many iterations are complete."""
-    return max((s.iteration for s in summarize(ledger).iterations if s.complete), default=-1) + 1
 
 
 def _config(

@@ -16,7 +16,7 @@ from flows.session import make_run, open_ledger
 from flows.training import Head, head_of, one_iteration
 from infra.home import Home
 from infra.prefect_tasks import as_task
-from tasks.evaluate import Evaluation, evaluate
+from tasks.evaluate import EVALUATIONS, Evaluation, evaluate
 from tasks.state import keep_for_later
 from tasks.step import Run
 
@@ -33,7 +33,6 @@ COMPARED = (
     "grad_norm",
     "entropy",
 )
-EVALUATION = ("evaluate_sampled", "evaluate_greedy", "score_sampled", "score_greedy")
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,14 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.settings.items())
+        return _named(self.settings)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _named(settings: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def telling(found: Sequence[Variant]) -> list[str]:
@@ -87,17 +90,18 @@ def _split(values: str) -> list[str]:
             found.append(piece.strip())
             piece = ""
     if piece:
-        raise ConfigError(f"--grid …={values}: a bracket or quote is not closed")
+        raise ConfigError(f"--grid …={values!r}: a bracket or quote is not closed")
     return found
 
 
 def variants(config: RunConfig, grid: Sequence[str]) -> list[tuple[dict[str, str], RunConfig]]:
     """Settings and config of each variant. Raises ConfigError for one that cannot be, before anything is started."""
     made = combinations(grid)
+    configs = [changed(config, [f"{k}={v}" for k, v in settings.items()]) for settings in made]
     for name in made[0]:
         if first_reader(name) == "generate":
             raise ConfigError(f"--grid {name}: generate reads it, but a sweep shares stored rollouts; use rerun --set")
-    return [(settings, changed(config, [f"{k}={v}" for k, v in settings.items()])) for settings in made]
+    return list(zip(made, configs, strict=True))
 
 
 @flow(name="sweep", flow_run_name="sweep-{config.run}-{iteration}", persist_result=False)
@@ -107,6 +111,10 @@ def sweep(config: RunConfig, iteration: int, grid: list[str], held_out: bool = F
     config: the recorded one. Results lie in the store under their keys, so the same variant is never made twice.
     """
     asked = variants(config, grid)
+    if held_out and config.evaluate.problems == 0:
+        raise ConfigError(
+            "--evaluate with evaluate.problems = 0 on record: the run has no held-out problems; leave it out"
+        )
     run = _run(config, iteration, list(asked[0][0]), held_out)
     head = head_of(run.ledger, iteration)
     try:
@@ -125,7 +133,7 @@ def _run(config: RunConfig, iteration: int, settings: list[str], held_out: bool)
     ledger = open_ledger(config, home)
     first = min(map(first_reader, settings), key=STEPS.index)
     start = Fork(run=config.run, iteration=iteration, step=first)
-    aside = frozenset(STEPS[STEPS.index(first) :]) | frozenset(EVALUATION)
+    aside = frozenset(STEPS[STEPS.index(first) :]) | frozenset(EVALUATIONS)
     run = replace(make_run(config, ledger, home), start=start, aside=aside)
     run.only_through("publish" if held_out else "train")
     if held_out:
@@ -148,7 +156,7 @@ def _variant(
         return after, _accuracy(run, config, iteration, after) if held_out else {}
 
     started = time.perf_counter()
-    name = " ".join(f"{key}={value}" for key, value in settings.items())
+    name = _named(settings)
     after, scores = as_task(f"variant {name}", body, variant=name)
     seconds = time.perf_counter() - started
     manifests = _made(run.ledger, after.state)

@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from infra.tracking import EXPERIMENT
+from infra.tracking import experiment_id, find_run
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Part:
 
 def record(
     tracking_uri: str,
+    artifacts: Path,
     run: str,
     role: str,
     name: str,
@@ -36,7 +37,7 @@ def record(
     files: names of artifacts, and what writes each.
     """
     try:
-        _record(tracking_uri, run, role, name, parts, files)
+        _record(tracking_uri, artifacts, run, role, name, parts, files)
     except (MlflowException, OSError) as error:
         return str(error).splitlines()[0]
     return ""
@@ -44,6 +45,7 @@ def record(
 
 def _record(
     tracking_uri: str,
+    artifacts: Path,
     run: str,
     role: str,
     name: str,
@@ -51,16 +53,17 @@ def _record(
     files: Mapping[str, Callable[[Path], None]],
 ) -> None:
     client = MlflowClient(tracking_uri)
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    experiment_id = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT)
-    if _find(client, experiment_id, run, role, name) is not None:
+    experiment = experiment_id(client, artifacts)
+    if find_run(client, experiment, run=run, role=role, name=name, complete="true") is not None:
         return
     tags = {"rollbook.run": run, "rollbook.role": role, "rollbook.name": name}
-    above = _find(client, experiment_id, run, "run", None)
-    made = client.create_run(experiment_id, run_name=name, tags=tags | _below(above)).info.run_id
+    above = find_run(client, experiment, run=run, role="run")
+    made = client.create_run(
+        experiment, run_name=name, tags=tags | _below(above.info.run_id if above else None)
+    ).info.run_id
     for part in parts:
         own = tags | {"rollbook.role": f"{role}-part"} | _below(made)
-        nested = client.create_run(experiment_id, run_name=part.name, tags=own)
+        nested = client.create_run(experiment, run_name=part.name, tags=own)
         metrics = [Metric(key, value, nested.info.start_time, part.step) for key, value in part.metrics.items()]
         client.log_batch(nested.info.run_id, metrics, [Param(k, v) for k, v in part.params.items()])
         client.set_terminated(nested.info.run_id)
@@ -74,10 +77,3 @@ def _record(
 
 def _below(above: str | None) -> dict[str, str]:
     return {} if above is None else {MLFLOW_PARENT_RUN_ID: above}
-
-
-def _find(client: MlflowClient, experiment: str, run: str, role: str, name: str | None) -> str | None:
-    wanted = {"run": run, "role": role} | ({} if name is None else {"name": name, "complete": "true"})
-    query = " AND ".join(f"tags.`rollbook.{key}` = '{value}'" for key, value in wanted.items())
-    found = client.search_runs([experiment], query, max_results=1)
-    return found[0].info.run_id if found else None

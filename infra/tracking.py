@@ -102,11 +102,15 @@ class Tracker:
 
     def _open(self, tracking_uri: str) -> None:
         self._client = MlflowClient(tracking_uri)
-        experiment = self._experiment()
-        parent = self._run_called(experiment, self._run)
+        experiment = experiment_id(self._client, self._artifacts)
+        parent = find_run(self._client, experiment, run=self._run, role="run")
         if parent is None:
             tags = {"rollbook.run": self._run, "rollbook.role": "run", "rollbook.store": self._store_url, **self._fork}
-            above = self._run_called(experiment, self._fork["rollbook.parent"]) if self._fork else None
+            above = (
+                find_run(self._client, experiment, run=self._fork["rollbook.parent"], role="run")
+                if self._fork
+                else None
+            )
             if above is not None:
                 tags[MLFLOW_PARENT_RUN_ID] = above.info.run_id
             parent = self._client.create_run(experiment, run_name=self._run, tags=tags)
@@ -117,15 +121,6 @@ class Tracker:
         self._client.update_run(self._parent_id, status="RUNNING")
         self._recorded = self._complete_iterations(experiment)
         _have_registered_model(self._client, self._model)
-
-    def _run_called(self, experiment: str, name: str) -> MlflowRun | None:
-        return _only(self._client, experiment, f"tags.`rollbook.run` = '{name}' AND tags.`rollbook.role` = 'run'")
-
-    def _experiment(self) -> str:
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        if found is not None:
-            return found.experiment_id
-        return self._client.create_experiment(EXPERIMENT, artifact_location=self._artifacts.as_uri())
 
     def _complete_iterations(self, experiment: str) -> dict[int, str]:
         own = f"tags.`rollbook.run` = '{self._run}' AND tags.`rollbook.role` = 'iteration'"
@@ -196,7 +191,15 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _only(client: MlflowClient, experiment: str, query: str) -> MlflowRun | None:
+def experiment_id(client: MlflowClient, artifacts: Path) -> str:
+    """Of Rollbook's experiment, made now if there is none, with its artifacts in that folder."""
+    found = client.get_experiment_by_name(EXPERIMENT)
+    return found.experiment_id if found else client.create_experiment(EXPERIMENT, artifact_location=artifacts.as_uri())
+
+
+def find_run(client: MlflowClient, experiment: str, **tags: str) -> MlflowRun | None:
+    """The MLflow run with these tags, given without the `rollbook.` that they begin with."""
+    query = " AND ".join(f"tags.`rollbook.{name}` = '{value}'" for name, value in tags.items())
     found = client.search_runs([experiment], query, max_results=1)
     return found[0] if found else None
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from data.config import EngineConfig, EvaluateConfig, PromptsConfig, RewardConfig, SamplingConfig
 from data.manifest import Manifest
+from data.summary import DECODINGS
 from tasks.generate import Draw, roll_out
 from tasks.score import judge
 from tasks.step import Pending, Run, Step
 
-DECODINGS = ("sampled", "greedy")
+EVALUATIONS = tuple(f"{what}_{decoding}" for decoding in DECODINGS for what in ("evaluate", "score"))
 
 
 @dataclass(frozen=True)
