@@ -15,7 +15,7 @@ from data.summary import summarize
 from flows import reading, views
 from flows import session as sessions
 from flows.config import RunConfig, parse
-from flows.session import make_run, open_ledger, open_tracker
+from flows.session import borrowed, make_run, open_ledger, open_tracker
 from infra.driver import busy, holder_of, log_to_terminal, spare_farewells
 from infra.home import Home
 from infra.orphans import attend
@@ -64,7 +64,7 @@ def launch(config: RunConfig, console: Console, through: str | None = None) -> N
             f"{config.run}: {_first(waiting[0])}. Starting Prefect, Ray and the models takes half a minute.",
             soft_wrap=True,
         )
-        attend()  # before Prefect starts its server
+        prepare()
         with _Terminal(config, console):
             _train(config, through)
     else:
@@ -104,20 +104,23 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
     """Import a model outside of any run."""
     config = RunConfig(run=IMPORT_RUN, model=ModelConfig(path=path), resources=resources)
     home = Home.find()
-    run = make_run(config, open_ledger(config, home), home)
-    attend()
-    try:
+    with borrowed(config, open_ledger(config, home), home) as run:
         return import_model(run, path)
-    finally:
-        run.fleet.close()
+
+
+def prepare() -> None:
+    """Before Prefect starts, or is asked: what outlives this process watches it, and a server that is set answers."""
+    from infra.prefect_tasks import require_prefect
+
+    attend()
+    require_prefect()
 
 
 def _train(config: RunConfig, through: str | None) -> None:
     """The flow. If Prefect goes away, what matters is whether all is on record."""
     from flows import training
-    from infra.prefect_tasks import Unanswered, require_prefect
+    from infra.prefect_tasks import Unanswered
 
-    require_prefect()
     try:
         training.train(config, through)
     except Unanswered as error:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from prefect import flow
@@ -16,7 +16,7 @@ from data.ledger import STEPS, Fork, Ledger, changes, read_table, require_record
 from data.manifest import Manifest
 from data.summary import summarize
 from flows.config import ConfigError, RunConfig, changed, parse
-from flows.session import make_run
+from flows.session import borrowed, open_ledger
 from flows.training import head_of, one_iteration
 from infra.home import Home
 from tasks.state import same_bits, unlike_updates, updates_of
@@ -211,17 +211,14 @@ def _scratch(
     config: RunConfig, home: Home, iteration: int, first: str, through: str
 ) -> Iterator[tuple[Run, Verification]]:
     """A run whose recorded steps are made again in a ledger that is then removed."""
-    from flows.session import open_ledger
-
     ledger = open_ledger(config, home)
     verification = Verification(Ledger(ledger.store, f"scratch-{uuid.uuid4().hex[:12]}"))
     start = Fork(run=config.run, iteration=iteration, step=first)
-    run = replace(make_run(config, ledger, home), start=start, verification=verification)
-    run.only_through(through)
     try:
-        yield run, verification
+        with borrowed(config, ledger, home, start=start, verification=verification) as run:
+            run.only_through(through)
+            yield run, verification
     finally:
-        run.fleet.close()
         for _, again in verification.pairs:
             files = [ledger.store.path_of(entry.uri) for entry in again.files]
             ledger.store.remove([ledger.store.path_of(again.uri), *files])

@@ -1,6 +1,6 @@
 """Rescoring: another reward function over stored rollouts, and how rewards and advantages would have been."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ from prefect import flow
 from data.ledger import Ledger, read_table
 from data.manifest import Manifest
 from flows.config import RunConfig
-from flows.session import make_run, open_ledger
+from flows.session import borrowed, open_ledger
 from infra.home import Home
 from infra.prefect_tasks import as_task
 from ops.metrics import advantage_shift, reward_shift
@@ -60,14 +60,10 @@ def rescore(config: RunConfig, iterations: list[int]) -> list[Rescored]:
     A trajectory whose scoring fails has no reward, is counted, and leaves its group, as in training.
     """
     home = Home.find()
-    ledger = open_ledger(config, home)
-    run = replace(make_run(config, ledger, home), aside=frozenset(STEPS), steps=STEPS)
-    one = partial(_rescore, run, config)
-    try:
+    with borrowed(config, open_ledger(config, home), home, aside=frozenset(STEPS), steps=STEPS) as run:
         run.get_ready()
+        one = partial(_rescore, run, config)
         return [as_task(f"rescore-{k}", lambda iteration: one(iteration), iteration=k) for k in iterations]
-    finally:
-        run.fleet.close()
 
 
 def _rescore(run: Run, config: RunConfig, k: int) -> Rescored:

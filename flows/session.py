@@ -3,7 +3,8 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from data.ledger import Ledger, changes
 from data.store import Store
@@ -79,6 +80,17 @@ def session(config: RunConfig, patience_s: float = 0.0) -> Iterator[Session]:
         finally:
             tracker.close(status)
             pages.close()
+
+
+@contextlib.contextmanager
+def borrowed(config: RunConfig, ledger: Ledger, home: Home, **changes: Any) -> Iterator[Run]:
+    """A run's steps and residents for work beside it: nothing is entered under its name, and it may go on meanwhile."""
+    attend()
+    run = replace(make_run(config, ledger, home), **changes)
+    try:
+        yield run
+    finally:
+        run.fleet.close()
 
 
 def open_ledger(config: RunConfig, home: Home) -> Ledger:

@@ -12,7 +12,7 @@ from data.ledger import STEPS, Fork, Ledger
 from data.manifest import Manifest
 from flows.config import ConfigError, RunConfig, changed
 from flows.replaying import first_reader
-from flows.session import make_run, open_ledger
+from flows.session import borrowed, open_ledger
 from flows.training import Head, head_of, one_iteration
 from infra.home import Home
 from infra.prefect_tasks import as_task
@@ -115,30 +115,20 @@ def sweep(config: RunConfig, iteration: int, grid: list[str], held_out: bool = F
         raise ConfigError(
             "--evaluate with evaluate.problems = 0 on record: the run has no held-out problems; leave it out"
         )
-    run = _run(config, iteration, list(asked[0][0]), held_out)
-    head = head_of(run.ledger, iteration)
-    try:
+    home = Home.find()
+    first = min(map(first_reader, asked[0][0]), key=STEPS.index)
+    start = Fork(run=config.run, iteration=iteration, step=first)
+    aside = frozenset(STEPS[STEPS.index(first) :]) | frozenset(EVALUATIONS)
+    with borrowed(config, open_ledger(config, home), home, start=start, aside=aside) as run:
+        run.only_through("publish" if held_out else "train")
+        if held_out:
+            run.steps = STEPS  # and so their residents, the engine too
+        head = head_of(run.ledger, iteration)
         if not all(_known(run, own, head, iteration, held_out) for _, own in asked):
             run.get_ready()
             if isinstance(head.state, Manifest):
                 keep_for_later(run, head.state)
         return [_variant(run, own, settings, head, iteration, held_out) for settings, own in asked]
-    finally:
-        run.fleet.close()
-
-
-def _run(config: RunConfig, iteration: int, settings: list[str], held_out: bool) -> Run:
-    """Steps before the first that reads a setting are as recorded; the others lie aside."""
-    home = Home.find()
-    ledger = open_ledger(config, home)
-    first = min(map(first_reader, settings), key=STEPS.index)
-    start = Fork(run=config.run, iteration=iteration, step=first)
-    aside = frozenset(STEPS[STEPS.index(first) :]) | frozenset(EVALUATIONS)
-    run = replace(make_run(config, ledger, home), start=start, aside=aside)
-    run.only_through("publish" if held_out else "train")
-    if held_out:
-        run.steps = STEPS
-    return run
 
 
 def _known(run: Run, config: RunConfig, head: Head, iteration: int, held_out: bool) -> bool:
