@@ -17,12 +17,7 @@ from data.index import Index
 from data.ledger import Ledger
 from data.lineage import trace
 from data.references import resolve
-from flows.config import load
-from infra.home import Home
-from tests.recorder import record_run
-from tests.seaweed import seaweed
-
-ROOT = Path(__file__).parents[2]
+from tests.recorder import in_both_places
 
 
 def ask(ledger: Ledger, folder: Path, ref: str) -> tuple[float, int]:
@@ -35,27 +30,16 @@ def ask(ledger: Ledger, folder: Path, ref: str) -> tuple[float, int]:
     return time.perf_counter() - started, len(found.up) + len(found.down)
 
 
-def measure(place: str, store: str, iterations: int) -> None:
-    config = load(ROOT / "flows/configs/sort.toml", [f"resources.store={store}", f"iterations={iterations}"])
-    home = Home.find()
-    home.prepare()
-    ledger = record_run(config, home, iterations)[0].ledger
-    with tempfile.TemporaryDirectory() as folder:
-        first, _ = ask(ledger, Path(folder), "sort/0/publish")
-        for ref in ("sort/0/publish", f"sort/{iterations // 2}/generate", f"sort/{iterations - 1}/publish"):
-            took, count = ask(ledger, Path(folder), ref)
-            Console().print(f"{place}, {iterations} iterations: {ref}: {count} related things in {took:.2f} s")
-        Console().print(f"{place}: the index was made in {first:.2f} s")
-
-
 def main() -> None:
     iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    with tempfile.TemporaryDirectory() as folder:
-        measure("folder", f"file://{folder}/store", iterations)
-        (Path(folder) / "weed").mkdir()
-        with seaweed(Path(folder) / "weed") as server:
-            os.environ.update(server.environment)
-            measure("SeaweedFS", server.place(), iterations)
+    refs = ("sort/0/publish", f"sort/{iterations // 2}/generate", f"sort/{iterations - 1}/publish")
+    for place, _, run in in_both_places(iterations):
+        with tempfile.TemporaryDirectory() as folder:
+            first, _ = ask(run.ledger, Path(folder), "sort/0/publish")
+            for ref in refs:
+                took, count = ask(run.ledger, Path(folder), ref)
+                Console().print(f"{place}, {iterations} iterations: {ref}: {count} related things in {took:.2f} s")
+            Console().print(f"{place}: the index was made in {first:.2f} s")
 
 
 if __name__ == "__main__":
