@@ -111,7 +111,7 @@ def test_steps_on_two_ranks_commit_once_and_go_on_under_another_layout(bench: An
 
     other = Setup(CriticConfig(kind="none"), SETUP.optimizer)
     headless = bench.job("headless", "policy", {"state": trained, "base": policy}, execution=training.request.execution)
-    with pytest.raises(ValueError, match="its critic is 'shared', critic.kind is 'none'"):
+    with pytest.raises(ValueError, match=r"its critic is 'shared', critic\.kind is 'none'"):
         fleet.run(data, _publish, headless, other)
 
     for role in (data, tensor):
