@@ -160,15 +160,12 @@ class Ledger:
     def walk(self, iterations: Iterable[int]) -> Iterator[int]:
         """The same numbers, one by one. Where a read takes a round trip, many manifests are read ahead at once."""
         for chunk in batched(iterations, AT_ONCE):
-            if not self.store.local and (chunk[0] == 0 or self._holds_any(chunk[0] - 1)):
+            if not self.store.local and (chunk[0] == 0 or self.places(chunk[0] - 1)):
                 with ThreadPoolExecutor(THREADS) as pool:
                     for found in pool.map(self.steps, chunk):
                         self._ahead.update({self.store.path_of(manifest.uri): manifest for manifest in found})
             yield from chunk
         self._ahead.clear()
-
-    def _holds_any(self, iteration: int) -> bool:
-        return bool(self.store.list_dirs(f"{self.run}/{iteration:06d}"))
 
     def open(self, uri: str) -> Manifest:
         """The manifest at a URI that another one names. Raises ManifestError if it is missing."""

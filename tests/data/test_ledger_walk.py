@@ -3,7 +3,8 @@
 import pickle
 from collections.abc import Callable
 
-from data.ledger import Ledger, Request
+from data.config import ModelConfig
+from data.ledger import Fork, Ledger, Request
 from data.store import Store
 from tests.data.places import locally_and_on_s3, on_s3, vandalise
 
@@ -32,3 +33,17 @@ def test_what_was_read_ahead_is_not_kept(ledger: Ledger, request_of: Callable[..
     assert ledger.find(ledger.at(0, "generate")) is None
     ledger.writer(ledger.at(1, "generate"), request_of()).commit(content_digest="y")
     assert list(walk) == [1, 2] and ledger.find(ledger.at(1, "generate")) is not None
+
+
+@on_s3
+def test_a_fork_reads_ahead_from_where_it_leaves_its_parent(
+    ledger: Ledger, request_of: Callable[..., Request], store: Store
+) -> None:
+    """The iteration before the fork is in the parent's folder only."""
+    for k in range(3):
+        ledger.writer(ledger.at(k, "generate"), request_of(seed=k)).commit(content_digest=str(k))
+    fork = Ledger(store, "fork")
+    fork.open_or_create(ModelConfig(), Fork(run="sort", iteration=2, step="score"))
+    walk = fork.walk(range(2, 4))
+    next(walk)
+    assert list(fork._ahead) == ["sort/000002/generate/manifest.json"]
