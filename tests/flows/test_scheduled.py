@@ -15,6 +15,7 @@ import pytest
 
 from data.ledger import Ledger, RunConflict
 from data.store import Store
+from data.summary import summarize
 from flows import scheduled, session
 from infra.ray_session import Fleet
 from tests.flows.test_replaying import SharedFleet
@@ -216,11 +217,11 @@ def test_continue_training_adds_to_what_is_on_record(here: Callable[[str], Ledge
     scheduled.continue_training.fn("small", more=1)
     ledger = here("small")
     assert ledger.find(ledger.at(3, "publish")) and not ledger.find(ledger.at(4, "generate"))
-    assert scheduled.iterations_done(ledger) == 4
+    assert summarize(ledger).done == 4
 
 
 def test_a_file_that_no_longer_fits_the_record_is_refused(here: Callable[[str], Ledger], tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text('run = "small"\nseed = 7\n')
     with pytest.raises(RunConflict, match="seed"):
         scheduled.continue_training.fn("small", config=str(tmp_path / "other.toml"))
-    assert scheduled.iterations_done(here("small")) == 3
+    assert summarize(here("small")).done == 3
