@@ -61,8 +61,18 @@ class SamplingConfig(Section):
 
 
 class EngineConfig(Section):
-    kind: Literal["transformers"] = "transformers"
-    batch: Positive = execution(128, description="trajectories decoded together")
+    """What generates. All but `kind` is for SGLang, apart from `batch`."""
+
+    kind: Literal["transformers", "sglang"] = "transformers"
+    batch: Positive = execution(128, description="trajectories decoded together (SGLang: also its largest CUDA graph)")
+    urls: list[str] = execution([], description="addresses of SGLang servers that run already; none: start our own")
+    replicas: Positive = execution(1, description="own servers on this machine, each on a GPU of its own")
+    memory: float = execution(0.4, gt=0.0, lt=1.0, description="share of the GPU's memory for weights and cache")
+    cache_tokens: Positive | None = execution(None, description="most tokens in the key-value cache; unset: by memory")
+    timeout_s: float = execution(1800.0, gt=0.0, description="seconds a call may take; then the unfinished is redone")
+    deterministic: bool = execution(False, description="honour sampling seeds, whatever the batch; slower")
+    sleep: bool = execution(False, description="give the cache's memory back while the trainer works")
+    arguments: dict[str, str | int | float | bool | None] = execution({}, description="further arguments of SGLang")
 
 
 class RewardConfig(Section):

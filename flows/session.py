@@ -125,7 +125,7 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         ledger=ledger,
         fleet=Fleet(config.resources.ray_address),
         cache=home.cache,
-        engine=engine_role(config.engine.kind, config.engine.batch, threads),
+        engine=engine_role(config.engine, threads),
         trainer=trainer_role(threads, config.layout),
         worker=worker_role(config.reward.workers),
         watchers=[lambda note: require_going_on(), *watchers],
@@ -134,7 +134,7 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         start=ledger.fork,
         execution={
             "threads": threads,
-            "engine_batch": config.engine.batch,
+            "engine": config.engine.model_dump(exclude={"kind"}),
             "micro_tokens": config.train.micro_tokens,
             "layout": config.layout.model_dump(),
             "checkpoint": config.checkpoint.model_dump(),

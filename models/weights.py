@@ -100,15 +100,16 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         raise _broken(path, error) from error
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a Hugging Face folder, on the CPU, in the file's dtype. Raises ValueError for a broken file.
+def read_tensors(folder: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Every tensor of a Hugging Face folder, in the file's dtype. Raises ValueError for a broken file.
 
     The tensors are copies: safetensors maps the file into memory, and whoever wrote to it would change them.
     """
     tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
-            tensors |= {name: tensor.clone() for name, tensor in load_file(path).items()}
+            found = load_file(path, device=device)
+            tensors |= {name: tensor.clone() if device == "cpu" else tensor for name, tensor in found.items()}
         except SafetensorError as error:
             raise _broken(path, error) from error
     return tensors

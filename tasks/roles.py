@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from data.config import LayoutConfig
+from data.config import EngineConfig, LayoutConfig
 from infra.ray_session import Role
 from infra.timed_pool import TimedPool
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from models.megatron.trainer import Trainer
 
 
-def engine_role(kind: str, batch: int, threads: int) -> Role:
-    return Role("engine", make_engine, (kind, batch, threads))
+def engine_role(config: EngineConfig, threads: int) -> Role:
+    return Role("engine", make_engine, (config, threads))
 
 
 def trainer_role(threads: int, layout: LayoutConfig) -> Role:
@@ -23,11 +23,14 @@ def worker_role(scorer_processes: int) -> Role:
     return Role("worker", make_worker, (scorer_processes,))
 
 
-def make_engine(kind: str, batch: int, threads: int) -> "RolloutEngine":
+def make_engine(config: EngineConfig, threads: int) -> "RolloutEngine":
+    if config.kind == "sglang":
+        from models.engines.sglang.engine import SGLangEngine
+
+        return SGLangEngine(config, threads)
     from models.engines.transformers import TransformersEngine
 
-    engines = {"transformers": TransformersEngine}
-    return engines[kind](batch, threads)
+    return TransformersEngine(config.batch, threads)
 
 
 def make_trainer(rank: int, world: int, rendezvous: str, threads: int, layout: LayoutConfig) -> "Trainer":

@@ -10,6 +10,7 @@ import numpy as np
 
 # Values of `logprob_semantics`: of which distribution the returned log-probs are.
 SAMPLED = "sampled"  # the one sampled from: temperature, then top_k, then top_p, renormalised
+SCALED = "scaled: softmax at the sampling temperature, before top_k and top_p"
 GREEDY = "greedy: softmax at temperature 1, before top_p and top_k"  # argmax is no draw; of the untouched softmax
 
 
@@ -108,6 +109,18 @@ class RolloutEngine(Protocol):
         ...
 
     def health(self) -> EngineHealth: ...
+
+
+def require_sane(request: Request, vocab: int, context: int) -> None:
+    """Raises PromptTooLong or ValueError, naming the trajectory, for a request that no engine can serve."""
+    ids, name = request.token_ids, f"trajectory {request.trajectory_id}"
+    if len(ids) == 0:
+        raise ValueError(f"{name}: an empty prompt; it needs at least one token")
+    require_room(name, len(ids), context)
+    if (outside := ids[(ids < 0) | (ids >= vocab)]).size:
+        raise ValueError(f"{name}: token id {outside[0]}; ids must be in [0, {vocab}): use the policy's own tokenizer")
+    if not 0 <= request.seed < 2**64:
+        raise ValueError(f"{name}: seed {request.seed}; it must be in [0, 2^64)")
 
 
 def require_room(name: str, length: int, context: int) -> None:

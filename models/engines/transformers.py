@@ -18,7 +18,7 @@ from models.engines.contract import (
     NotReady,
     Request,
     SamplingParams,
-    require_room,
+    require_sane,
 )
 from models.engines.decoding import Decoded, decode
 from models.engines.sampling import uniforms
@@ -87,7 +87,7 @@ class TransformersEngine:
         if self._serving is None:
             raise NotReady("the engine has no weights yet; call update_weights first")
         for request in requests:
-            _check(request, self._serving.config)
+            require_sane(request, self._serving.config.vocab, self._serving.config.context)
         order = sorted(range(len(requests)), key=lambda index: len(requests[index].token_ids))
         completions: dict[int, Completion] = {}
         for start in range(0, len(order), self._batch):
@@ -112,20 +112,6 @@ def _completion(serving: _Serving, request: Request, row: Decoded) -> Completion
         )
     reason = "stop" if row.stopped else "length"
     return Completion(request.trajectory_id, row.token_ids, row.logprobs, reason, serving.version, serving.digest)
-
-
-def _check(request: Request, config: FolderConfig) -> None:
-    ids = request.token_ids
-    name = f"trajectory {request.trajectory_id}"
-    if len(ids) == 0:
-        raise ValueError(f"{name}: an empty prompt; it needs at least one token")
-    require_room(name, len(ids), config.context)
-    if (outside := ids[(ids < 0) | (ids >= config.vocab)]).size:
-        raise ValueError(
-            f"{name}: token id {outside[0]}; ids must be in [0, {config.vocab}): use the policy's own tokenizer"
-        )
-    if not 0 <= request.seed < 2**64:
-        raise ValueError(f"{name}: seed {request.seed}; it must be in [0, 2^64)")
 
 
 def _load(folder: Path, device: torch.device) -> PreTrainedModel:

@@ -1,0 +1,179 @@
+"""SGLang inside this process: its scheduler is a child of it, and requests and weights go there without HTTP."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from models.engines.sglang.backend import Answer, Asked, BackendLost, BackendRefused, too_late
+from models.engines.sglang.complaints import explain
+
+LOOK_S = 0.2  # how often it is looked whether the children live
+
+
+class Embedded:
+    """A Backend (backend.py). One in a process: SGLang keeps its state in globals.
+
+    SGLang works in a thread of its own. In the main thread it would install signal handlers, and end this process
+    whenever a child of it dies.
+    """
+
+    def __init__(self, arguments: dict[str, Any], device: str) -> None:
+        """Returns when it can generate. Raises BackendLost, with what SGLang said, if it cannot be started."""
+        self.device = device
+        self._log = Path(tempfile.mkstemp(prefix="rollbook-sglang-", suffix=".log")[1])
+        self._thread = ThreadPoolExecutor(1, "sglang")
+        self._earlier = set(psutil.Process().children(recursive=True))
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # how the children report a failure; _wait sees it without
+        try:
+            with _errors_into(self._log):
+                self._engine = self._wait("start", self._thread.submit(_start, arguments))
+        except BaseException:
+            self._end()
+            raise
+        self._manager, self._loop = self._engine.tokenizer_manager, self._engine.loop
+
+    def generate(self, asked: Sequence[Asked], arrived: Callable[[int, Answer], None], timeout_s: float) -> None:
+        async def one(place: int, request: Asked) -> None:
+            arrived(place, await anext(self._manager.generate_request(_wire(request), None)))
+
+        async def everything() -> int:
+            tasks = [asyncio.ensure_future(one(place, request)) for place, request in enumerate(asked)]
+            done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            for task in late:
+                task.cancel()
+            for task in done:
+                task.result()
+            return len(late)
+
+        if asked and (late := self._run("generate", everything())):
+            self._manager.abort_request(abort_all=True)
+            raise too_late(late, len(asked), timeout_s)
+
+    def abort(self) -> None:
+        self._loop.call_soon_threadsafe(self._manager.abort_request, "", True)
+
+    def load_folder(self, folder: Path, tag: str) -> None:
+        from sglang.srt.managers.io_struct import (  # ty: ignore[unresolved-import]
+            ContinueGenerationReqInput,
+            PauseGenerationReqInput,
+            UpdateWeightFromDiskReqInput,
+        )
+
+        async def load() -> tuple[bool, str]:
+            ask = UpdateWeightFromDiskReqInput(model_path=str(folder), weight_version=tag, flush_cache=True)
+            await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
+            fine, message, *_ = await self._manager.update_weights_from_disk(ask, None)
+            await self._manager.continue_generation(ContinueGenerationReqInput())
+            return fine, message
+
+        fine, message = self._run("load weights", load())
+        if not fine:
+            raise BackendRefused(f"SGLang does not load {folder}: {message}")
+
+    def serving(self) -> str:
+        return str(self._engine.get_model_info()["weight_version"])
+
+    def checksums(self) -> list[dict[str, str]]:
+        from sglang.srt.managers.io_struct import CheckWeightsReqInput  # ty: ignore[unresolved-import]
+
+        ask = CheckWeightsReqInput(action="checksum")
+        fine, message, ranks, *_ = self._run("hash its weights", self._manager.check_weights(ask, None))
+        if not fine or not ranks:
+            raise BackendRefused(f"SGLang cannot hash its weights: {message}")
+        return [dict(rank["checksums"]) for rank in ranks]
+
+    def close(self) -> None:
+        """SGLang's own shutdown would end every child of this process, whoever started it."""
+        watchdog = getattr(self._manager, "_subprocess_watchdog", None)
+        if watchdog is not None:
+            watchdog.stop()
+        self._end()
+
+    def _run(self, what: str, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._wait(what, self._thread.submit(self._loop.run_until_complete, work))
+
+    def _wait(self, what: str, work: Future[Any]) -> Any:
+        """Its result. Raises BackendLost if a child of SGLang dies meanwhile, or SGLang says that one did."""
+        children: set[psutil.Process] = set()
+        while not work.done():
+            wait([work], LOOK_S)
+            children |= set(self._children())
+            if dead := [child for child in children if not _alive(child)]:
+                self._stop_waiting()
+                raise BackendLost(f"SGLang died while it was to {what}: {explain(self._log, f'process {dead[0].pid}')}")
+        try:
+            return work.result()
+        except (RuntimeError, EOFError, SystemExit) as error:
+            raise BackendLost(f"SGLang failed to {what}: {explain(self._log, str(error))}") from error
+
+    def _stop_waiting(self) -> None:
+        """Free the thread of an answer that will not come."""
+        if hasattr(self, "_loop"):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _children(self) -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if child not in self._earlier]
+
+    def _end(self) -> None:
+        left = [child for child in psutil.Process().children(recursive=True) if child not in self._earlier]
+        for child in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(left, timeout=10.0)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._log.unlink(missing_ok=True)
+
+
+def _start(arguments: dict[str, Any]) -> Any:
+    import sglang  # ty: ignore[unresolved-import]
+    from sglang.srt.server_args import ServerArgs  # ty: ignore[unresolved-import]
+
+    try:
+        settings = ServerArgs(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"engine.arguments: SGLang {sglang.__version__} does not take them ({error}); "
+            "`python -m sglang.launch_server --help` lists what it takes (with underscores here)"
+        ) from error
+    return sglang.Engine(server_args=settings)
+
+
+def _wire(request: Asked) -> Any:
+    from sglang.srt.managers.io_struct import GenerateReqInput  # ty: ignore[unresolved-import]
+
+    return GenerateReqInput(
+        rid=request.name, input_ids=request.token_ids, sampling_params=request.sampling, return_logprob=True
+    )
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def _errors_into(path: Path) -> Iterator[None]:
+    """Children started meanwhile write there what they would write to stdout and stderr."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(1), os.dup(2)]
+    with path.open("ab") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        for descriptor, kept in zip((1, 2), before, strict=True):
+            os.dup2(kept, descriptor)
+            os.close(kept)

@@ -1,0 +1,154 @@
+"""Whether an SGLang serves just the weights of a folder: by checksum of each parameter, and by what it computes.
+
+The checksums are exact, and catch what no log-prob shows: an update of 1e-6, a shard that was not read. The log-probs
+come from `transformers`, another implementation, so they catch what no checksum shows: weights in the right place
+that are used in the wrong way, prefixes computed under the old ones, a CUDA graph that reads elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from models.weights import (
+    EMBEDDING,
+    HEAD,
+    WeightsMismatch,
+    read_tensors,
+    require_digest,
+    tensors_digest,
+    without_tied_head,
+)
+
+FUSED = {  # SGLang's parameter -> the parts it is made of, in order
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+EXPERTS = ".experts."  # their layout is SGLang's own: only what is computed with them is compared
+VOCAB_MULTIPLE = 64  # SGLang pads embedding and head with zeros
+PROBES, PROMPT, ANSWER = 4, 12, 8
+# |SGLang's - transformers'| log-prob on the probes: mean and largest. bf16 was measured at .008 and .039 on an H200.
+TOLERANCES = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.05, 0.5), torch.float16: (0.02, 0.2)}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A folder's tensors on the engine's device, proven to be those of the digest and to fit the model."""
+
+    digest: str
+    tensors: Mapping[str, torch.Tensor]
+    model: PreTrainedModel
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.tensors.values())).dtype
+
+    def checksums(self) -> dict[str, str]:
+        """Parameter, as SGLang fuses them -> checksum, as SGLang computes it on the same kind of device."""
+        from sglang.srt.managers.mm_utils import tensor_hash  # ty: ignore[unresolved-import]
+
+        return {name: f"{tensor_hash(tensor):016x}" for name, tensor in fuse(self.tensors).items()}
+
+    @torch.inference_mode()
+    def logprobs(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Of each answer's tokens, [tokens] float32, at temperature 1."""
+        found = []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            stream = torch.tensor([[*prompt, *answer]], device=self.model.device)
+            logp = self.model(stream, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+            found.append(logp.gather(1, stream[0, len(prompt) :, None])[:, 0].cpu().numpy())
+        return found
+
+
+def read_weights(folder: Path, digest: str, device: str) -> Weights:
+    """Raises WeightsMismatch for weights of another digest, that do not fit the model, or that are not finite."""
+    try:
+        tensors = read_tensors(folder, device)
+    except (OSError, ValueError) as error:
+        raise WeightsMismatch(f"{folder}: cannot be loaded ({error}); publish that policy again") from error
+    require_digest(f"engine, loaded from {folder}", tensors_digest(tensors), digest)
+    model = _place(folder, tensors, device)
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise WeightsMismatch(f"{folder}: {name} is not finite; go back to an earlier version")
+    return Weights(digest, tensors, model)
+
+
+def _place(folder: Path, tensors: dict[str, torch.Tensor], device: str) -> PreTrainedModel:
+    """`transformers`' model around these tensors, without a copy."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    with torch.device(device):
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # it has no place in files
+    wanted = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    given = {name: tuple(t.shape) for name, t in tensors.items()}
+    if config.tie_word_embeddings:
+        wanted.pop(HEAD, None)
+        given = {name: shape for name, shape in given.items() if name in without_tied_head(tensors)}
+    if wrong := sorted({*wanted.items()} ^ {*given.items()}):
+        name = wrong[0][0]
+        raise WeightsMismatch(
+            f"{folder}: {name} has shape {given.get(name, 'none')} where the model's is {wanted.get(name, 'none')}; "
+            "the weights must be those of config.json, no more and no fewer: publish that policy again"
+        )
+    model.load_state_dict({name: tensors[name] for name in given}, strict=False, assign=True)
+    model.tie_weights()
+    return model.eval()
+
+
+def fuse(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as SGLang holds them, less those of experts."""
+    parts = {part: (whole, order) for whole, order in FUSED.items() for part in order}
+    plain, joined = {}, {}
+    for name, tensor in without_tied_head(tensors).items():
+        if EXPERTS in name:
+            continue
+        layer, _, rest = name.rpartition(".")
+        found = next(((layer.removesuffix(part), part) for part in parts if layer.endswith(part)), None)
+        if found is None:
+            plain[name] = _padded(tensor) if name in (EMBEDDING, HEAD) else tensor
+        else:
+            whole, order = parts[found[1]]
+            joined[f"{found[0]}{whole}.{rest}"] = [tensors[f"{found[0]}{part}.{rest}"] for part in order]
+    return plain | {name: torch.cat(pieces) for name, pieces in joined.items()}
+
+
+def _padded(table: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(table, (0, 0, 0, -len(table) % VOCAB_MULTIPLE))
+
+
+def require_same_parameters(holder: str, theirs: Mapping[str, str], weights: Weights) -> None:
+    """Raises WeightsMismatch, naming the first parameters that differ. Experts' are left out (see FUSED)."""
+    ours = weights.checksums()
+    theirs = {name: value for name, value in theirs.items() if EXPERTS not in name}
+    if HEAD not in ours:
+        theirs.pop(HEAD, None) if theirs.get(HEAD) == theirs.get(EMBEDDING) else None
+    if wrong := sorted(name for name, _ in {*ours.items()} ^ {*theirs.items()}):
+        names = list(dict.fromkeys(wrong))
+        raise WeightsMismatch(
+            f"{holder}: {len(names)} parameters are not those of digest {weights.digest}, first "
+            f"{', '.join(names[:3])}; the update did not arrive as a whole"
+        )
+
+
+def probes(vocab: int) -> list[list[int]]:
+    """Prompts of random ids, always the same for a vocabulary."""
+    rng = np.random.default_rng(vocab)
+    return rng.integers(0, vocab, (PROBES, PROMPT)).tolist()
+
+
+def require_same_logprobs(
+    holder: str, theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], dtype: torch.dtype
+) -> None:
+    """Raises WeightsMismatch if the engine's log-probs are further from `transformers`' than TOLERANCES."""
+    gap = np.abs(np.concatenate(theirs) - np.concatenate(ours))
+    mean, largest = TOLERANCES[dtype]
+    if not (gap.mean() <= mean and gap.max() <= largest):  # NaN is no match
+        raise WeightsMismatch(
+            f"{holder}: its log-probs are {gap.mean():.2g} (mean) and {gap.max():.2g} (largest) away from those of the "
+            f"same weights in transformers; {mean:g} and {largest:g} may be rounding: it computes with others"
+        )
