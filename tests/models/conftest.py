@@ -1,20 +1,63 @@
 """Shared by the Megatron tests: one training world per session, tiny Hugging Face models, random trajectories."""
 
+import os
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from data.config import CriticConfig, LayoutConfig, OptimizerConfig
+from data.config import CriticConfig, EngineConfig, LayoutConfig, OptimizerConfig
 from models.megatron.contract import Setup, TrainBatch
 from ops.ragged import Ragged, from_rows
 
 MakeModel = Callable[..., Path]
 VOCAB = 64
+STAND_IN = Path(__file__).parents[1] / "sglang_cpu"
+
+
+@pytest.fixture(scope="session")
+def sharp_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with matrices six times as large: next-token distributions far from uniform."""
+    from models.toy import write_toy
+    from models.weights import read_tensors, write_tensors
+
+    folder = tmp_path_factory.mktemp("toy")
+    write_toy(folder)
+    write_tensors(folder, {name: t * 6 if t.ndim == 2 else t for name, t in read_tensors(folder).items()})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sglang_on_cpu() -> None:
+    """SGLang's processes, and this one, take the stand-in for its compiled kernels."""
+    sys.path.insert(0, str(STAND_IN))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(STAND_IN), os.environ.get("PYTHONPATH", os.getcwd())])
+
+
+@pytest.fixture(scope="session")
+def engine_of(request: pytest.FixtureRequest, sharp_toy: Path, digest_of) -> Iterator[Callable[[str], Any]]:
+    """engine_of(kind): the session's engine of that kind, which serves the sharp toy as version 3."""
+    from tasks.roles import make_engine
+
+    engines: dict[str, Any] = {}
+
+    def engine(kind: str) -> Any:
+        if kind == "sglang":
+            request.getfixturevalue("sglang_on_cpu")
+        if kind not in engines:
+            engines[kind] = make_engine(EngineConfig(kind=kind, batch=32), 2)
+            engines[kind].update_weights(sharp_toy, 3, digest_of(sharp_toy))
+        return engines[kind]
+
+    yield engine
+    if "sglang" in engines:
+        engines["sglang"].close()
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ class Embedded:
         self._log = Path(tempfile.mkstemp(prefix="rollbook-sglang-", suffix=".log")[1])
         self._thread = ThreadPoolExecutor(1, "sglang")
         self._earlier = set(psutil.Process().children(recursive=True))
+        self._children: list[psutil.Process] = []  # that must live
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # how the children report a failure; _wait sees it without
         try:
             with _errors_into(self._log):
@@ -40,6 +41,7 @@ class Embedded:
             self._end()
             raise
         self._manager, self._loop = self._engine.tokenizer_manager, self._engine.loop
+        self._children = self._started()
 
     def generate(self, asked: Sequence[Asked], arrived: Callable[[int, Answer], None], timeout_s: float) -> None:
         async def one(place: int, request: Asked) -> None:
@@ -52,10 +54,11 @@ class Embedded:
                 task.cancel()
             for task in done:
                 task.result()
+            if late:
+                self._manager.abort_request(abort_all=True)
             return len(late)
 
         if asked and (late := self._run("generate", everything())):
-            self._manager.abort_request(abort_all=True)
             raise too_late(late, len(asked), timeout_s)
 
     def abort(self) -> None:
@@ -103,11 +106,9 @@ class Embedded:
 
     def _wait(self, what: str, work: Future[Any]) -> Any:
         """Its result. Raises BackendLost if a child of SGLang dies meanwhile, or SGLang says that one did."""
-        children: set[psutil.Process] = set()
         while not work.done():
             wait([work], LOOK_S)
-            children |= set(self._children())
-            if dead := [child for child in children if not _alive(child)]:
+            if not work.done() and (dead := [child for child in self._children if not _alive(child)]):
                 self._stop_waiting()
                 raise BackendLost(f"SGLang died while it was to {what}: {explain(self._log, f'process {dead[0].pid}')}")
         try:
@@ -120,15 +121,19 @@ class Embedded:
         if hasattr(self, "_loop"):
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _children(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process().children() if child not in self._earlier]
+    def _started(self) -> list[psutil.Process]:
+        """The processes that SGLang started and that live; Python's own resource tracker serves others too."""
+        new = [child for child in psutil.Process().children(recursive=True) if child not in self._earlier]
+        return [child for child in new if _alive(child) and "resource_tracker" not in " ".join(child.cmdline())]
 
     def _end(self) -> None:
-        left = [child for child in psutil.Process().children(recursive=True) if child not in self._earlier]
+        left = self._started()
         for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(left, timeout=10.0)
+        if hasattr(self, "_loop"):
+            self._thread.submit(_cancel_all, self._loop).result(timeout=10.0)
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._log.unlink(missing_ok=True)
 
@@ -145,6 +150,14 @@ def _start(arguments: dict[str, Any]) -> Any:
             "`python -m sglang.launch_server --help` lists what it takes (with underscores here)"
         ) from error
     return sglang.Engine(server_args=settings)
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    """What SGLang left waiting for its processes."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 def _wire(request: Asked) -> Any:
