@@ -119,6 +119,7 @@ def iteration(console: Console, found: Json) -> None:
             s["content_digest"][:16],
         )
     console.print(made)
+    _mismatch(console, found)
     failed = [t for t in found["trajectories"] if t["error"]]
     scored = [t for t in found["trajectories"] if not t["error"]]
     rows = sorted(scored, key=lambda t: (t["reward"] is None, -(t["reward"] or 0.0)))
@@ -134,6 +135,26 @@ def iteration(console: Console, found: Json) -> None:
         console.print(Text(f"not scored: {t['trajectory_id']}: {plain(t['error'])}", "red"), soft_wrap=True)
     if failed:
         console.print(f"{len(failed)} not scored in all")
+
+
+def _mismatch(console: Console, found: Json) -> None:
+    """Engine against trainer. Nothing of an iteration without tokens, or replayed before this was measured."""
+    seen, m, gap = found["mismatch"], found["metrics"], "engine_logprob_gap"
+    if seen is not None and not seen["measured"]:
+        console.print(Text(f"engine against trainer: not measured; {seen['reason']}"), soft_wrap=True)
+    if seen is None or not seen["measured"] or f"{gap}/max" not in m:
+        return
+    from infra.plots import histogram_text
+
+    beyond = ", ".join(f"{m[f'{gap}/above_{limit}']:.2%} beyond {limit}" for limit in ("0.1", "1"))
+    ratios = f"{m['engine_ratio/min']:.3g} to {m['engine_ratio/max']:.3g}"
+    lines = [
+        f"engine against trainer, {sum(seen['counts'])} sampled tokens",
+        f"|Δ log-prob| mean {m[f'{gap}/mean']:.2g}, max {m[f'{gap}/max']:.2g}, {beyond}",
+        f"KL(engine ‖ trainer) {m['engine_kl/k3']:.2g} nats a token (k3), ratios {ratios}; Δ = trainer - engine:",
+        *histogram_text(seen["edges"], seen["counts"]),
+    ]
+    console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def plain(text: str) -> str:
