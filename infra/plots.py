@@ -78,7 +78,7 @@ def histogram_text(edges: Sequence[float], counts: Sequence[int]) -> tuple[str, 
     heights = (math.ceil((len(HEIGHTS) - 1) * math.log1p(count) / top) for count in counts)
     scale = ""
     for boundary, value in _decades(edges).items():
-        scale = scale.ljust(2 * boundary - 1) + f"{value:g}".replace("0.", ".")
+        scale = scale.ljust(2 * boundary - (value < 0)) + f"{value:g}".replace("0.", ".")
     return "".join(2 * HEIGHTS[height] for height in heights), scale
 
 
