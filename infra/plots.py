@@ -1,6 +1,5 @@
 """What people see of a run: reward over iterations, histograms; as PNG for MLflow, and in characters."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,8 +7,9 @@ import matplotlib
 import plotext
 from matplotlib.figure import Figure
 
+from ops.mismatch import decades
+
 WIDTH, HEIGHT = 72, 14  # characters
-HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 
 def reward_png(path: Path, title: str, rewards: Sequence[float], held_out: Mapping[int, Mapping[str, float]]) -> None:
@@ -64,29 +64,12 @@ def histogram_png(path: Path, title: str, label: str, edges: Sequence[float], co
     figure = Figure(figsize=(7, 3))
     axes = figure.subplots()
     axes.stairs(counts, range(len(counts) + 1), fill=True, color="tab:blue")
-    decades = _decades(edges)
-    axes.set_xticks(list(decades), [f"{value:g}" for value in decades.values()], fontsize=8)
+    marks = decades(edges)
+    axes.set_xticks(list(marks), [f"{value:g}" for value in marks.values()], fontsize=8)
     axes.set(xlabel=label, ylabel="tokens", title=title, yscale="symlog", ylim=(0, None))
     axes.grid(alpha=0.3)
     figure.subplots_adjust(left=0.1, right=0.97, bottom=0.17, top=0.9)
     figure.savefig(path, dpi=100)
-
-
-def histogram_text(edges: Sequence[float], counts: Sequence[int]) -> tuple[str, str]:
-    """The same in two lines: each bin two characters wide and as high as log(1 + count); the decades below."""
-    top = math.log1p(max(counts)) or 1.0
-    heights = (math.ceil((len(HEIGHTS) - 1) * math.log1p(count) / top) for count in counts)
-    scale = ""
-    for boundary, value in _decades(edges).items():
-        scale = scale.ljust(2 * boundary - (value < 0)) + f"{value:g}".replace("0.", ".")
-    return "".join(2 * HEIGHTS[height] for height in heights), scale
-
-
-def _decades(edges: Sequence[float]) -> dict[int, float]:
-    """Boundary between two bins -> its value, of the powers of ten; not the two innermost, which crowd around 0."""
-    signed = [*(-edge for edge in reversed(edges)), *edges]
-    powers = {i + 1: value for i, value in enumerate(signed) if math.log10(abs(value)).is_integer()}
-    return {boundary: value for boundary, value in powers.items() if abs(value) > edges[0]}
 
 
 def reward_text(title: str, rewards: Sequence[float]) -> str:

@@ -4,6 +4,9 @@ d = log pi_train - log pi_engine, of one and the same distribution: the full sof
 exact arithmetic on both sides and the same weights, d is 0.
 """
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from ops.importance import ratio
@@ -52,3 +55,13 @@ def histogram(apart: np.ndarray) -> np.ndarray:
     side = np.searchsorted(np.array(EDGES), np.abs(apart), side="right")
     bins = np.where(apart < 0, -side, side) + len(EDGES)
     return np.bincount(bins, minlength=2 * len(EDGES) + 1)
+
+
+def decades(edges: Sequence[float]) -> dict[int, float]:
+    """Where the powers of ten stand: the number of bins before it -> the signed value.
+
+    edges: as EDGES, ascending. Without the two innermost, which crowd around 0 in a plot.
+    """
+    signed = [*(-edge for edge in reversed(edges)), *edges]
+    powers = {i + 1: value for i, value in enumerate(signed) if math.log10(abs(value)).is_integer()}
+    return {place: value for place, value in powers.items() if abs(value) > edges[0]}

@@ -66,3 +66,16 @@ def test_a_record_from_before_it_was_measured(show: Any) -> None:
 def test_no_tokens(show: Any) -> None:
     text = show({"mismatch": {**MEASURED, "counts": [0] * len(MEASURED["counts"])}}, {})[1]
     assert "engine against" not in text
+
+
+def test_histogram_in_characters() -> None:
+    """Nine bins of two characters: below -.5, -.5 to -.1, -.1 to -.05, -.05 to -.01, the middle, and so on.
+
+    The highest has all eight eighths; log(1 + 1) / log(1 + 63) = 1/6 of eight is 1.33, so two; nothing is blank.
+    -.1 stands at the end of the 2nd bin, .1 of the 7th; .01 would crowd around 0.
+    """
+    edges = (0.01, 0.05, 0.1, 0.5)
+    bars, scale = views.histogram(edges, [1, 0, 0, 0, 63, 0, 0, 0, 1])
+    assert bars == "▂▂      ██      ▂▂"
+    assert scale == "   -.1        .1"
+    assert views.histogram(edges, [0] * 9)[0] == " " * 18
