@@ -57,7 +57,7 @@ def lines_png(path: Path, title: str, iterations: Sequence[int], lines: Mapping[
 
 
 def histogram_png(path: Path, title: str, label: str, edges: Sequence[float], counts: Sequence[int]) -> None:
-    """Bins that are alike on both sides of 0, as `ops.mismatch.histogram` counts them; one bar each, counts as powers.
+    """Bins that are alike on both sides of 0, as `ops.mismatch.histogram` counts them; one bar each, counts on a log scale.
 
     Drawn in a background thread beside others, so it leaves matplotlib's settings as they are.
     """
@@ -67,6 +67,7 @@ def histogram_png(path: Path, title: str, label: str, edges: Sequence[float], co
     marks = decades(edges)
     axes.set_xticks(list(marks), [f"{value:g}" for value in marks.values()], fontsize=8)
     axes.set(xlabel=label, ylabel="tokens", title=title, yscale="symlog", ylim=(0, None))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)
     figure.subplots_adjust(left=0.1, right=0.97, bottom=0.17, top=0.9)
     figure.savefig(path, dpi=100)
