@@ -57,7 +57,7 @@ def lines_png(path: Path, title: str, iterations: Sequence[int], lines: Mapping[
 
 
 def histogram_png(path: Path, title: str, label: str, edges: Sequence[float], counts: Sequence[int]) -> None:
-    """Bins that are alike on both sides of 0, as `ops.mismatch.histogram` counts them; one bar each, counts on a log scale.
+    """Bins that are alike on both sides of 0, as `ops.mismatch.histogram` counts them: one bar each, on a log scale.
 
     Drawn in a background thread beside others, so it leaves matplotlib's settings as they are.
     """
