@@ -2,6 +2,7 @@
 
 `flows.config.RunConfig` is made of these. A field is *semantic* (it changes the result and enters the keys of the steps
 that read its section) unless it is declared with `execution(...)` (batch shapes, threads, addresses: never in a key).
+One that came when runs were already on record is declared with `later(...)`: it enters once it is not the default.
 """
 
 from typing import Annotated, Any, Literal
@@ -21,21 +22,29 @@ def execution(default: Any, **kwargs: Any) -> Any:
     return Field(default, json_schema_extra={"execution": True}, **kwargs)
 
 
+def later(default: Any, **kwargs: Any) -> Any:
+    """A semantic field that older records lack: it enters a key only while it differs from its default.
+
+    So the default must mean what was done before the field came, and may never change.
+    """
+    return Field(default, json_schema_extra={"later": True}, **kwargs)
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def semantic(self) -> dict[str, Any]:
-        """The fields that change the result, as plain JSON values, nested sections included."""
+        """The fields that change the result, as plain JSON values, nested ones included; see `execution`, `later`."""
         return dict(_walk(self))
 
 
 def _walk(section: BaseModel) -> list[tuple[str, Any]]:
     rows = []
     for name, field in type(section).model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get("execution"):
-            continue
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         value = getattr(section, name)
+        if extra.get("execution") or (extra.get("later") and value == field.default):
+            continue
         rows.append((name, dict(_walk(value)) if isinstance(value, BaseModel) else value))
     return rows
 
@@ -140,6 +149,22 @@ class CriticConfig(Section):
     warmup_iterations: int = Field(0, ge=0, description="first iterations that train the critic only")
 
 
+class CorrectionConfig(Section):
+    """Importance weights w = pi_train / pi_engine on the policy loss; by sequence the product over its tokens."""
+
+    kind: Literal["none", "truncate", "mask"] = Field("none", description="ops.importance.CORRECTIONS")
+    level: Literal["token", "sequence"] = "token"
+    cap: float = Field(2.0, gt=0.0, description="truncate: w is at most this")
+    low: float = Field(0.5, ge=0.0, description="mask: a smaller w counts as 0")
+    high: float = Field(2.0, gt=0.0, description="mask: a larger w counts as 0")
+
+    @model_validator(mode="after")
+    def _bounds_hold_something(self) -> "CorrectionConfig":
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} with high {self.high}: nothing lies between; set low below high")
+        return self
+
+
 class TrainConfig(Section):
     loss: Literal["ppo_clip", "reinforce"] = Field("ppo_clip", description="ops.losses.POLICY_LOSSES")
     clip_low: float = Field(0.2, gt=0.0, lt=1.0)
@@ -151,6 +176,7 @@ class TrainConfig(Section):
     epochs: Positive = 1
     mini_batch: Positive = Field(64, description="trajectories in one optimizer step")
     old_logp_source: Literal["replay", "rollout"] = "replay"
+    correction: CorrectionConfig = later(CorrectionConfig())
     optimizer: OptimizerConfig = OptimizerConfig()
     max_kl: float | None = execution(
         1.0, gt=0.0, description="stop if an optimizer step starts further than this from the old policy, nats a token"
@@ -161,6 +187,22 @@ class TrainConfig(Section):
         description="stop if a token is this many times likelier, or less likely, than when sampled",
     )
     micro_tokens: Positive = execution(4096, description="most tokens in one micro-batch, over all data-parallel ranks")
+
+    @property
+    def reads_rollout_logprobs(self) -> str:
+        """The setting that trains on the engine's log-probs; empty if they are only measured."""
+        if self.correction.kind != "none":
+            return f"train.correction.kind = {self.correction.kind!r}"
+        return "train.old_logp_source = 'rollout'" if self.old_logp_source == "rollout" else ""
+
+    @model_validator(mode="after")
+    def _correction_needs_both_sides(self) -> "TrainConfig":
+        if self.correction.kind != "none" and self.old_logp_source == "rollout":
+            raise ValueError(
+                f"correction.kind = {self.correction.kind!r} with old_logp_source = 'rollout': the engine's log-probs "
+                "are then on both sides and every weight is 1; set old_logp_source = 'replay'"
+            )
+        return self
 
 
 class WarmStartConfig(Section):

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from pydantic import JsonValue
+
 from data.ledger import STEPS, THREADS, Ledger
 from data.manifest import Manifest
 
@@ -51,6 +53,12 @@ class IterationSummary:
         """Mean reward on held-out problems of the policy that the iteration starts from, by decoding."""
         scores = {d: self.manifests.get(f"score_{d}") for d in DECODINGS}
         return {d: manifest.metrics["reward/mean"] for d, manifest in scores.items() if manifest is not None}
+
+    @property
+    def mismatch(self) -> dict[str, JsonValue] | None:
+        """Engine against trainer, as replay recorded it: `measured`, then `edges` and `counts`, else a `reason`."""
+        found = self.manifests["replay"].facts.get("mismatch") if "replay" in self.manifests else None
+        return found if isinstance(found, dict) else None
 
     def _staleness(self) -> dict[str, float]:
         """How many optimizer steps lie between the policy that sampled and the one that was replayed."""

@@ -82,10 +82,12 @@ def _sampling_faults(config: RunConfig) -> list[str]:
             f"replay.temperature = {config.replay_temperature}: it must equal sampling.temperature "
             f"({sampling.temperature}), or every ratio is wrong; remove replay.temperature"
         )
-    if config.train.old_logp_source == "rollout" and (sampling.top_p < 1.0 or sampling.top_k > 0):
+    cut = config.engine.kind == "transformers" and (sampling.top_p < 1.0 or sampling.top_k > 0)
+    if cut and (reader := config.train.reads_rollout_logprobs):
         faults.append(
-            f"train.old_logp_source = 'rollout' with top_p {sampling.top_p}, top_k {sampling.top_k}: the engine's "
-            "log-probs are of the truncated distribution, the trainer's of the full one; set old_logp_source = 'replay'"
+            f"{reader} with top_p {sampling.top_p}, top_k {sampling.top_k}: this engine's log-probs are of the "
+            "truncated distribution, the trainer's of the full one; set train.old_logp_source = 'replay' and "
+            "train.correction.kind = 'none', or top_p = 1 and top_k = 0"
         )
     reward = config.reward
     if reward.truncated == "soft" and reward.overlong_buffer > sampling.max_new_tokens:

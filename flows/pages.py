@@ -1,10 +1,14 @@
-"""What people read of an iteration: a line in the terminal, a page in Prefect and MLflow."""
+"""What people read of an iteration: a line in the terminal, a page in Prefect and MLflow, plots."""
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from data.summary import IterationSummary
+from infra.plots import histogram_png
 
 SHORT = {
     "generate": "gen",
@@ -53,6 +57,17 @@ def iteration_page(summary: IterationSummary) -> str:
     lines += ["", "## Tables", "", "| step | content digest | manifest |", "|---|---|---|"]
     lines += [f"| {step} | `{m.content_digest[:16]}` | `{m.uri}` |" for step, m in summary.manifests.items()]
     return "\n".join(lines)
+
+
+def iteration_plots(run: str, summary: IterationSummary) -> dict[str, Callable[[Path], None]]:
+    """Names of PNGs, and what draws each."""
+    found: Any = summary.mismatch
+    if found is None or not found["measured"]:
+        return {}
+    title = f"{run}, iteration {summary.iteration}: engine against trainer"
+    label = "Δ log-prob, trainer - engine, nats"
+    draw = partial(histogram_png, title=title, label=label, edges=found["edges"], counts=found["counts"])
+    return {"mismatch.png": draw}
 
 
 def _example(name: str, example: Any) -> list[str]:

@@ -80,7 +80,13 @@ def iteration(summary: RunSummary, ledger: Ledger, number: int) -> Json:
         }
         for step, m in found.manifests.items()
     ]
-    return {"run": summary.run, **_iteration(found), "steps": steps, "trajectories": _trajectories(found, ledger)}
+    return {
+        "run": summary.run,
+        **_iteration(found),
+        "mismatch": found.mismatch,
+        "steps": steps,
+        "trajectories": _trajectories(found, ledger),
+    }
 
 
 def _trajectories(found: IterationSummary, ledger: Ledger) -> list[Json]:

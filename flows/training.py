@@ -11,7 +11,7 @@ from data.ledger import Ledger
 from data.manifest import Manifest
 from data.summary import note_wall, summarize_iteration
 from flows.config import RunConfig
-from flows.pages import artifact_key, iteration_line, iteration_page
+from flows.pages import artifact_key, iteration_line, iteration_page, iteration_plots
 from flows.session import Session, session
 from infra.prefect_tasks import as_task
 from infra.tracking import IterationRecord, Tracker
@@ -167,7 +167,9 @@ def tell_iteration(tracker: Tracker, ledger: Ledger, k: int) -> None:
 
     def make() -> IterationRecord:
         summary = summarize_iteration(ledger, k)
-        return IterationRecord(k, summary.manifests, summary.metrics, iteration_page(summary))
+        return IterationRecord(
+            k, summary.manifests, summary.metrics, iteration_page(summary), iteration_plots(ledger.run, summary)
+        )
 
     tracker.iteration(k, make)
 

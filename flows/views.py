@@ -1,5 +1,6 @@
 """Rich tables and pages for the terminal. What a model wrote is printed as it is, never read as markup."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.text import Text
 from data.summary import RunSummary
 from flows.config import RunConfig
 from flows.reading import Json
+from ops.mismatch import decades
 
 if TYPE_CHECKING:
     from flows.replaying import StepCheck
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tasks.step import Note
 
 SHOWN_AT_AN_END = 10
+HEIGHTS = " ▁▂▃▄▅▆▇█"
 LISTED = ("trajectory", "status", "reward", "advantage", "answer")
 LEFT = {"run", "step", "answer", "trajectory", "check", "found", "why", "status"}
 LEFT |= {"field", "column", "first", "recorded", "now", "A", "B", "kind", "what", "name", "metric"}
@@ -119,6 +122,7 @@ def iteration(console: Console, found: Json) -> None:
             s["content_digest"][:16],
         )
     console.print(made)
+    _mismatch(console, found)
     failed = [t for t in found["trajectories"] if t["error"]]
     scored = [t for t in found["trajectories"] if not t["error"]]
     rows = sorted(scored, key=lambda t: (t["reward"] is None, -(t["reward"] or 0.0)))
@@ -134,6 +138,34 @@ def iteration(console: Console, found: Json) -> None:
         console.print(Text(f"not scored: {t['trajectory_id']}: {plain(t['error'])}", "red"), soft_wrap=True)
     if failed:
         console.print(f"{len(failed)} not scored in all")
+
+
+def _mismatch(console: Console, found: Json) -> None:
+    """Engine against trainer. Nothing of an iteration without tokens, or replayed before this was measured."""
+    seen, m, gap = found["mismatch"], found["metrics"], "engine_logprob_gap"
+    if seen is not None and not seen["measured"]:
+        console.print(Text(f"engine against trainer: not measured; {seen['reason']}"), soft_wrap=True)
+    if seen is None or not seen["measured"] or f"{gap}/max" not in m:
+        return
+    beyond = ", ".join(f"{m[f'{gap}/above_{limit}']:.2%} beyond {limit}" for limit in ("0.1", "1"))
+    ratios = f"{m['engine_ratio/min']:.3g} to {m['engine_ratio/max']:.3g}"
+    lines = [
+        f"engine against trainer, {sum(seen['counts'])} sampled tokens",
+        f"|Δ log-prob| mean {m[f'{gap}/mean']:.2g}, max {m[f'{gap}/max']:.2g}, {beyond}",
+        f"KL(engine ‖ trainer) {m['engine_kl/k3']:.2g} nats a token (k3), ratios {ratios}; Δ = trainer - engine:",
+        *histogram(seen["edges"], seen["counts"]),
+    ]
+    console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def histogram(edges: Sequence[float], counts: Sequence[int]) -> tuple[str, str]:
+    """Two lines: each bin two characters wide and as high as log(1 + count); below them the powers of ten."""
+    top = math.log1p(max(counts)) or 1.0
+    heights = (math.ceil((len(HEIGHTS) - 1) * math.log1p(count) / top) for count in counts)
+    scale = ""
+    for place, value in decades(edges).items():
+        scale = scale.ljust(2 * place - (value < 0)) + f"{value:g}".replace("0.", ".")
+    return "".join(2 * HEIGHTS[height] for height in heights), scale
 
 
 def plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Reward over iterations: a PNG for MLflow, and characters for the terminal."""
+"""What people see of a run: reward over iterations, histograms; as PNG for MLflow, and in characters."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import matplotlib
 import plotext
 from matplotlib.figure import Figure
+
+from ops.mismatch import decades
 
 WIDTH, HEIGHT = 72, 14  # characters
 
@@ -52,6 +54,23 @@ def lines_png(path: Path, title: str, iterations: Sequence[int], lines: Mapping[
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         figure.savefig(path, dpi=130)
+
+
+def histogram_png(path: Path, title: str, label: str, edges: Sequence[float], counts: Sequence[int]) -> None:
+    """Bins that are alike on both sides of 0, as `ops.mismatch.histogram` counts them: one bar each, on a log scale.
+
+    Drawn in a background thread beside others, so it leaves matplotlib's settings as they are.
+    """
+    figure = Figure(figsize=(7, 3))
+    axes = figure.subplots()
+    axes.stairs(counts, range(len(counts) + 1), fill=True, color="tab:blue")
+    marks = decades(edges)
+    axes.set_xticks(list(marks), [f"{value:g}" for value in marks.values()], fontsize=8)
+    axes.set(xlabel=label, ylabel="tokens", title=title, yscale="symlog", ylim=(0, None))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(alpha=0.3)
+    figure.subplots_adjust(left=0.1, right=0.97, bottom=0.17, top=0.9)
+    figure.savefig(path, dpi=100)
 
 
 def reward_text(title: str, rewards: Sequence[float]) -> str:

@@ -1,15 +1,16 @@
 """MLflow: a projection of the ledger that people browse. Losing it loses nothing; it is filled again from manifests.
 
 A training is a parent run, an iteration a nested run. Each nested run has the metrics, every table as a dataset input
-(URI and digest), the manifests and a preview; each published policy is a version in the model registry.
+(URI and digest), the manifests, a preview and plots; each published policy is a version in the model registry.
 """
 
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class IterationRecord:
     manifests: Mapping[str, Manifest]  # by step
     metrics: Mapping[str, float]
     preview: str  # Markdown
+    plots: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)  # name of a PNG -> what draws it
 
 
 class Tracker:
@@ -152,11 +154,18 @@ class Tracker:
         client.log_text(nested, record.preview, "preview.md")
         for step, manifest in record.manifests.items():
             client.log_text(nested, manifest.model_dump_json(indent=2), f"manifests/{step}.json")
+        self._draw(record, nested)
         self._register(record, nested)
         if "publish" in record.manifests:  # else a part of an iteration: the whole is told of anew
             client.log_batch(nested, tags=[RunTag("rollbook.complete", "true")])
             self._recorded[record.iteration] = nested
         client.set_terminated(nested)
+
+    def _draw(self, record: IterationRecord, nested: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, draw in record.plots.items():
+                draw(Path(folder) / name)
+                self._client.log_artifact(nested, str(Path(folder) / name), artifact_path="plots")
 
     def _register(self, record: IterationRecord, nested: str) -> None:
         policy = record.manifests.get("publish")

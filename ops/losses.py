@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ops.importance import MAX_LOG_RATIO
 from ops.ragged import Ragged, row_sums
 
-# Beyond e^20 a float32 ratio says nothing more, and exp or its gradient may overflow: the log-ratio is clamped there.
-MAX_LOG_RATIO = 20.0
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")
 
 

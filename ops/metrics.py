@@ -73,13 +73,6 @@ def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
     return float(1.0 - np.var(returns - values) / np.var(returns))
 
 
-def logprob_gap(old_logprobs: Ragged, rollout_logprobs: Ragged, action_mask: Ragged) -> dict[str, float]:
-    """|trainer's - engine's| log-prob of the sampled tokens: mean and max."""
-    sampled = action_mask.values
-    gap = np.abs(old_logprobs.values[sampled].astype(np.float64) - rollout_logprobs.values[sampled])
-    return describe("engine_logprob_gap", gap, "mean", "max")
-
-
 def reward_shift(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     """How rewards moved from one scorer to another: [rows] float each, non-finite where the scorer failed.
 

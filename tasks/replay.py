@@ -10,9 +10,10 @@ from data.config import CriticConfig, TrainConfig
 from data.manifest import Manifest
 from data.seeds import derive
 from models.megatron.contract import Setup
-from ops.metrics import describe, logprob_gap
+from ops.metrics import describe
 from ops.packing import mini_batches, pack
 from ops.ragged import Ragged, from_arrow, to_arrow
+from tasks.mismatch import measure, require_comparable
 from tasks.state import bring
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
@@ -55,6 +56,7 @@ def replay(
 def _replay(trainer: "Trainer", job: Job, temperature: float, train: TrainConfig, setup: Setup) -> Manifest | None:
     rollouts = job.table("rollouts", ["trajectory_id", "token_ids", "action_mask", "rollout_logprobs", "sampling"])
     _same_temperature(rollouts, temperature)
+    require_comparable(rollouts, train)
     bring(trainer, job, setup)
     streams = from_arrow(rollouts["token_ids"], "token_ids")
     actions = from_arrow(rollouts["action_mask"], "action_mask")
@@ -80,11 +82,10 @@ def _replay(trainer: "Trainer", job: Job, temperature: float, train: TrainConfig
         columns["bootstrap_value"] = pa.array(replayed.bootstrap_values, pa.float32())
     attempt = job.attempt()
     attempt.add_table("replays", _table(columns, len(streams)), rollouts=rollouts)
-    engine = from_arrow(rollouts["rollout_logprobs"], "rollout_logprobs")
-    gap = {} if _truncated_sampling(rollouts) else logprob_gap(replayed.logprobs, engine, actions)
+    metrics, mismatch = measure(rollouts, replayed.logprobs, actions)
     return attempt.commit(
-        metrics=gap | describe("entropy", replayed.entropy.values[actions.values], "mean"),
-        facts={"policy_version": job.input("state").policy_version},
+        metrics=metrics | describe("entropy", replayed.entropy.values[actions.values], "mean"),
+        facts={"policy_version": job.input("state").policy_version, "mismatch": mismatch},
     )
 
 
@@ -97,13 +98,6 @@ def _same_temperature(rollouts: pa.Table, temperature: float) -> None:
             f"trajectory {rollouts['trajectory_id'][int(wrong[0])]}: sampled at temperature {sampled[wrong[0]]}, "
             f"replayed at {temperature}; they must be equal: set replay.temperature to the rollouts'"
         )
-
-
-def _truncated_sampling(rollouts: pa.Table) -> bool:
-    """Whether the engine's log-probs are of a distribution cut by top-p or top-k, and so not comparable."""
-    sampling = rollouts["sampling"].combine_chunks()
-    top_p, top_k = (sampling.field(name).to_numpy(zero_copy_only=False) for name in ("top_p", "top_k"))
-    return bool((top_p < 1.0).any() or (top_k > 0).any())
 
 
 def _grouping(plan: list[list[np.ndarray]], rows: int) -> dict[str, pa.Array]:

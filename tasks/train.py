@@ -100,7 +100,7 @@ def _diverged(error: SickStep, job: Job, lessons: Lessons) -> TrainingDiverged:
 def _over_updates(updates: list[dict[str, float]]) -> dict[str, float]:
     """Means over the optimizer steps; of minima and maxima the extreme; of rates and counters the last."""
     merged = {}
-    for name in updates[0]:
+    for name in dict.fromkeys(name for update in updates for name in update):
         series = [update[name] for update in updates if name in update]
         merged[name] = _merge(name)(series)
     return merged

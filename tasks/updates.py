@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from data.config import CorrectionConfig
 from data.seeds import derive
 from models.megatron.contract import Setup, TrainBatch, TrainOptions
+from ops.importance import Corrected, CorrectionOptions, correct
 from ops.packing import mini_batches, pack
 from ops.ragged import Ragged, from_arrow
+from tasks.mismatch import require_comparable
 from tasks.step import require_same_rows
 
 if TYPE_CHECKING:
     from models.megatron.trainer import Trainer
 
-ROLLOUT_COLUMNS = ["trajectory_id", "token_ids", "action_mask", "rollout_logprobs"]
+ROLLOUT_COLUMNS = ["trajectory_id", "token_ids", "action_mask", "rollout_logprobs", "sampling"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,23 @@ class Lessons:
     advantages: pa.Table
 
     def learn(self, trainer: "Trainer", options: TrainOptions, setup: Setup, seed: int) -> list[dict[str, float]]:
-        """Takes every optimizer step; metrics of each. Raises SickStep, ValueError if no row is left to learn from."""
-        require_same_rows(self.rollouts, self.replays, self.advantages)
-        batch = self._batch(setup, options)
-        plan = _plan(self.replays, self.advantages["excluded"].to_numpy(), batch.streams.lengths, options, seed)
-        return trainer.train(batch, plan, options)
+        """Takes every optimizer step; metrics of each.
 
-    def _batch(self, setup: Setup, options: TrainOptions) -> TrainBatch:
+        Raises SickStep; ValueError if no row is left to learn from, or if log-probs that are to be compared are not of
+        one distribution.
+        """
+        require_same_rows(self.rollouts, self.replays, self.advantages)
+        require_comparable(self.rollouts, options.train)
+        corrected = self._corrected(options.train.correction)
+        batch = self._batch(setup, options, corrected)
+        plan = _plan(self.replays, self.advantages["excluded"].to_numpy(), batch.streams.lengths, options, seed)
+        updates = trainer.train(batch, plan, options)
+        if corrected is None:
+            return updates
+        steps = [np.concatenate(rows) for rows in plan]
+        return [u | corrected.metrics(batch.loss_mask, rows) for u, rows in zip(updates, steps, strict=True)]
+
+    def _batch(self, setup: Setup, options: TrainOptions, corrected: Corrected | None) -> TrainBatch:
         rollouts, replays, advantages = self.rollouts, self.replays, self.advantages
         old = rollouts["rollout_logprobs"] if options.train.old_logp_source == "rollout" else replays["old_logprobs"]
         with_values = setup.critic.kind != "none"
@@ -45,6 +58,17 @@ class Lessons:
             advantages=from_arrow(advantages["token_advantages"], "token_advantages"),
             returns=_optional(advantages, "returns", with_values),
             old_values=_optional(replays, "values", with_values),
+            weights=None if corrected is None else corrected.weights,
+        )
+
+    def _corrected(self, config: CorrectionConfig) -> Corrected | None:
+        if config.kind == "none":
+            return None
+        return correct(
+            from_arrow(self.replays["old_logprobs"], "old_logprobs"),
+            from_arrow(self.rollouts["rollout_logprobs"], "rollout_logprobs"),
+            from_arrow(self.rollouts["action_mask"], "action_mask"),
+            CorrectionOptions(**config.semantic()),
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 SAMPLED = "sampled"  # the one sampled from: temperature, then top_k, then top_p, renormalised
 SCALED = "scaled: softmax at the sampling temperature, before top_k and top_p"
 GREEDY = "greedy: softmax at temperature 1, before top_p and top_k"  # argmax is no draw; of the untouched softmax
+SCALED = "scaled: softmax at the sampling temperature, before top_k and top_p"
 
 
 class PromptTooLong(ValueError):
@@ -91,7 +92,7 @@ class RolloutEngine(Protocol):
         ...
 
     def logprob_semantics(self, params: SamplingParams) -> str:
-        """SAMPLED or GREEDY: of which distribution the log-probs are, to be stored beside them."""
+        """SAMPLED, SCALED or GREEDY: of which distribution the log-probs are, to be stored beside them."""
         ...
 
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:

@@ -34,6 +34,7 @@ class TrainBatch:
     advantages: Ragged  # float32
     returns: Ragged | None = None  # float32, needed with a critic
     old_values: Ragged | None = None  # float32, needed with a critic
+    weights: Ragged | None = None  # float32, each token's share in the policy loss; None: 1
 
 
 @dataclass(frozen=True)

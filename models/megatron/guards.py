@@ -8,8 +8,8 @@ import torch
 from models.megatron import ranks
 from models.megatron.contract import BeyondLimit
 from models.megatron.objective import Measured
+from ops.importance import MAX_LOG_RATIO
 from ops.kl import k3
-from ops.losses import MAX_LOG_RATIO
 
 
 @dataclass(frozen=True)

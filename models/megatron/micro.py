@@ -40,6 +40,7 @@ class Lesson:
     advantages: torch.Tensor
     returns: torch.Tensor | None
     old_values: torch.Tensor | None
+    weights: torch.Tensor | None  # of the policy loss
 
 
 def prepare(
@@ -80,6 +81,7 @@ def prepare_lesson(batch: TrainBatch, rows: np.ndarray, device: torch.device, sh
         advantages=column(batch.advantages),
         returns=column(batch.returns),
         old_values=column(batch.old_values),
+        weights=column(batch.weights),
     )
 
 
@@ -97,11 +99,11 @@ def check_streams(streams: Ragged, action_mask: Ragged) -> None:
 def check_batch(batch: TrainBatch, critic: bool) -> None:
     """check_streams, and ValueError for a column of other rows, a stray loss token, or a critic without its columns."""
     check_streams(batch.streams, batch.action_mask)
-    for name in ("loss_mask", "old_logprobs", "advantages", "returns", "old_values"):
+    for name in ("loss_mask", "old_logprobs", "advantages", "returns", "old_values", "weights"):
         column = getattr(batch, name)
         if column is not None:
             _check_rows(batch.streams, column, name)
-        elif critic:
+        elif critic and name != "weights":
             raise ValueError(
                 f"{name} is missing; a critic learns from returns and old_values: replay with values first"
             )

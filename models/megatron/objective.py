@@ -11,8 +11,9 @@ from models.megatron import ranks
 from models.megatron.contract import NonFiniteLoss
 from models.megatron.micro import Lesson
 from models.megatron.networks import Outputs
+from ops.importance import MAX_LOG_RATIO
 from ops.kl import k2, k3
-from ops.losses import MAX_LOG_RATIO, aggregate, value_loss
+from ops.losses import aggregate, value_loss
 
 # (logprobs, old_logprobs, advantages) -> loss, all [tokens] float32
 TokenLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -23,6 +24,7 @@ Scalars = dict[str, torch.Tensor]  # float64; over micro-batches `/min` and `/ma
 class Objective:
     """policy + value_weight · value − entropy_bonus · entropy, each aggregated over the optimizer step by `mode`.
 
+    A lesson's weights multiply the policy's loss of each token, and nothing else; what they are divided by stays.
     A frozen policy needs no mention: no gradient leads to its terms, and they are only measured.
     """
 
@@ -103,7 +105,8 @@ def _terms(outputs: Outputs, lesson: Lesson, objective: Objective) -> tuple[dict
     scalars = {"tokens": _number(len(lesson.rows), lesson.advantages.device)}
     if objective.token_loss is not None:
         logprobs, entropy = (_loss_tokens(x, lesson) for x in (outputs.logprobs, outputs.entropy))
-        terms["loss/policy"] = objective.token_loss(logprobs, lesson.old_logprobs, lesson.advantages)
+        loss = objective.token_loss(logprobs, lesson.old_logprobs, lesson.advantages)
+        terms["loss/policy"] = loss if lesson.weights is None else lesson.weights * loss
         if objective.entropy_bonus:
             terms["loss/negative_entropy"] = -entropy
         scalars |= _policy_scalars(logprobs.detach(), entropy.detach(), lesson, objective)

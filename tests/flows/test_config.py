@@ -40,6 +40,8 @@ def test_shipped_config_loads() -> None:
         ("resources.ray_address=10.0.0.1:6379", ["10.0.0.1:6379", "local store", "s3://"]),
         ("reward.scorer=exacte", ["exacte", "exact", "file.py:function"]),
         ("reward.truncated=soft", ["reward.overlong_buffer", "4096", "9", "at most max_new_tokens"]),
+        ("train.correction.kind=clip", ["train.correction.kind", "clip", "mask"]),
+        ("train.correction.low=3", ["train.correction", "3.0", "2.0", "below high"]),
         ("novalue", ["novalue", "a.b=value"]),
         ("run.name=x", ["run", "value, not a section"]),
     ],
@@ -51,11 +53,21 @@ def test_bad_value_is_named_with_its_rule(override: str, words: list[str]) -> No
         assert word in str(caught.value)
 
 
-def test_rollout_logprobs_under_top_p_are_refused() -> None:
-    """C24: log-probs of the truncated distribution are not those of the full softmax."""
-    with pytest.raises(ConfigError, match=r"old_logp_source = 'rollout' with top_p 0\.8"):
-        load(SORT, ["sampling.top_p=0.8", "train.old_logp_source=rollout"])
-    assert load(SORT, ["sampling.top_p=0.8", "train.old_logp_source=replay"]).sampling.top_p == 0.8
+@pytest.mark.parametrize("cut", ["sampling.top_p=0.8", "sampling.top_k=5"])
+@pytest.mark.parametrize(
+    ("reader", "named"),
+    [
+        ("train.old_logp_source=rollout", "train.old_logp_source = 'rollout'"),
+        ("train.correction.kind=truncate", "train.correction.kind = 'truncate'"),
+    ],
+)
+def test_c24_log_probs_of_the_truncated_distribution_are_not_trained_on(cut: str, reader: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SORT, [cut, reader])
+    assert f"{named} with top_p" in str(caught.value)
+    assert "set train.old_logp_source = 'replay' and train.correction.kind = 'none'" in str(caught.value)
+    assert load(SORT, [cut]).train.old_logp_source == "replay"
+    assert load(SORT, [reader]).sampling.top_p == 1.0
 
 
 def test_groups_of_one_and_unread_values_are_refused() -> None:

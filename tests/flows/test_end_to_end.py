@@ -113,6 +113,10 @@ def test_show_and_ls(finished: tuple[Any, str]) -> None:
 
     one = desk.json("show", "small", "--iteration", "1")
     assert len(one["trajectories"]) == 32
+    # Engine and trainer in float32, with the same weights: as good as equal.
+    assert one["mismatch"]["measured"]
+    assert sum(one["mismatch"]["counts"]) == desk.manifest(1, "generate").metrics["generate/tokens"]
+    assert one["metrics"]["engine_kl/k3"] <= 1e-8 and one["metrics"]["engine_ratio/max"] == pytest.approx(1, abs=1e-3)
     chosen = one["trajectories"][7]
     whole = desk.json("show", "small", "--trajectory", chosen["trajectory_id"])
     assert (whole["iteration"], whole["reward"], whole["advantage"]) == (1, chosen["reward"], chosen["advantage"])
@@ -139,6 +143,7 @@ def test_mlflow_has_runs_metrics_inputs_manifests_and_versions(finished: tuple[A
         assert digests == {f"{kind}-{k}": desk.manifest(k, s).content_digest[:36] for kind, s in tables.items()}
         manifests = {Path(f.path).stem for f in client.list_artifacts(run.info.run_id, "manifests")}
         assert set(STEPS) <= manifests
+        assert [f.path for f in client.list_artifacts(run.info.run_id, "plots")] == ["plots/mismatch.png"]
         text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/preview.md")
         assert "## Best" in text and "Sort: " in text
     rewards = client.get_metric_history(parent.info.run_id, "reward/mean")

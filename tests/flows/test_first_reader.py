@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from data.config import CorrectionConfig
 from data.request import StepConflict
 from flows.config import ConfigError, RunConfig, load
 from flows.replaying import first_reader
@@ -31,6 +32,8 @@ OTHERS: dict[str, Any] = {
     "train.dual_clip": 3.0,
     "train.aggregation": "seq_mean_token_sum",
     "train.old_logp_source": "rollout",
+    "train.correction.kind": "truncate",
+    "train.correction.level": "sequence",
     "train.optimizer.betas": [0.8, 0.9],
     "train.optimizer.schedule": "linear",
 }
@@ -55,7 +58,9 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-SETTINGS = dict(leaves(load(SORT).semantic()))
+# With what came later, and is in no key by default.
+DEFAULTS = {"train": {"correction": CorrectionConfig().semantic()}}
+SETTINGS = dict(leaves(load(SORT).semantic())) | dict(leaves(DEFAULTS))
 
 
 def other(name: str, value: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from data.config import LayoutConfig, TrainConfig
 from models.megatron.contract import BeyondLimit, NonFiniteLoss, Replayed, Setup, TrainBatch, TrainOptions
+from ops.ragged import Ragged
 from tests.models import gang
 
 # Rows 0-7 of `eight`; two micro-batches, of which the second has a single row: with DP 2 a rank's share of it is empty.
@@ -135,6 +136,14 @@ def distance(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
+def weights(batch: TrainBatch) -> Ragged:
+    """From .5 to 1.5 and, of every fifth token, 0; but not of row 6, which is to fall sick."""
+    found = np.linspace(0.5, 1.5, len(batch.streams.values), dtype=np.float32)
+    found[::5] = 0.0
+    found[batch.streams.offsets[6] : batch.streams.offsets[7]] = 1.0
+    return batch.streams.like(found)
+
+
 @pytest.fixture(scope="module")
 def one_rank(device, world, make_model, digest_of, make_setup, eight: TrainBatch, tmp_path_factory):
     """one_rank(name in MODELS) -> (the work, what one rank made of it); each is computed once."""
@@ -148,7 +157,8 @@ def one_rank(device, world, make_model, digest_of, make_setup, eight: TrainBatch
             folder = make_model(family, tied=tied)
             # eps large: Adam otherwise turns rounding errors of tiny gradients into full steps.
             setup = make_setup(critic, eps=1e-3, max_grad_norm=1e9)
-            work = Work(folder, digest_of(folder), setup, eight, tmp_path_factory.mktemp("one"))
+            batch = replace(eight, weights=weights(eight))
+            work = Work(folder, digest_of(folder), setup, batch, tmp_path_factory.mktemp("one"))
             made[kind] = work, work_through(Trainer(*world), work)
         return made[kind]
 

@@ -64,7 +64,9 @@ class Reference:
                 advantage = float(batch.advantages.row(row)[i])
                 ratio = torch.exp(logp[i - 1] - float(batch.old_logprobs.row(row)[i]))
                 clipped = torch.clamp(ratio, 1 - train.clip_low, 1 + train.clip_high)
-                term = torch.max(-advantage * ratio, -advantage * clipped) - train.entropy_bonus * entropy[i - 1]
+                weight = 1.0 if batch.weights is None else float(batch.weights.row(row)[i])
+                term = weight * torch.max(-advantage * ratio, -advantage * clipped)
+                term = term - train.entropy_bonus * entropy[i - 1]
                 if critic.kind == "shared":
                     old, target = float(batch.old_values.row(row)[i]), float(batch.returns.row(row)[i])
                     near = old + torch.clamp(values[i - 1] - old, -critic.clip, critic.clip)
@@ -108,6 +110,44 @@ def test_three_steps_equal_transformers_with_adamw(
     assert [step["grad_norm"] for step in metrics] == pytest.approx(norms, rel=2e-4)
     for name, tensor in exported(trainer, tmp_path / "p").items():
         assert torch.allclose(tensor, reference.model.state_dict()[name], atol=2e-5), name
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_weights_multiply_the_policy_loss_alone(
+    trainer, small_model, digest_of, make_setup, eight: TrainBatch, tmp_path, aggregation: str
+) -> None:
+    """Against the reference, with a value loss and an entropy bonus that the weights must leave as they are.
+
+    A weight of 0 takes a token out of the policy's loss, and not out of what the loss is divided by.
+    """
+    setup = make_setup("shared", eps=1e-3)
+    trainer.bring_to_policy(small_model, digest_of(small_model), setup)
+    reference = Reference(small_model, setup)
+    weights = np.random.default_rng(3).choice(np.array([0.0, 0.25, 1.0, 2.0], np.float32), len(eight.streams.values))
+    batch = replace(eight, weights=eight.streams.like(weights))
+    how = options(0.9, aggregation=aggregation, horizon=7, entropy_bonus=0.02)
+    plan = [[np.array([0, 1, 2]), np.array([3])], EVERYTHING]
+    norms = [reference.step(batch, np.concatenate(rows), how) for rows in plan]
+    assert [step["grad_norm"] for step in trainer.train(batch, plan, how)] == pytest.approx(norms, rel=2e-4)
+    for name, tensor in exported(trainer, tmp_path / "p").items():
+        assert torch.allclose(tensor, reference.model.state_dict()[name], atol=2e-5), name
+
+
+def test_weights_of_one_change_no_bit(trainer, small_model, digest_of, make_setup, eight: TrainBatch) -> None:
+    """Neither gradient nor, after the step, weights and moments; other weights do, though not the value loss."""
+    digest, setup = digest_of(small_model), make_setup("shared")
+    gradients, digests, losses = [], [], []
+    for weight in (None, 1.0, 0.5):
+        column = None if weight is None else eight.streams.like(np.full(len(eight.streams.values), weight, np.float32))
+        trainer.bring_to_policy(small_model, digest, setup)
+        (step,) = trainer.train(replace(eight, weights=column), [EVERYTHING], options())
+        buffers = [b.grad_data for part in trainer._networks.parts.values() for b in part.module.buffers]
+        gradients.append(torch.cat([buffer.flatten() for buffer in buffers]))
+        digests.append(trainer.digest)
+        losses.append((step["loss/policy"], step["loss/value"]))
+    assert torch.equal(gradients[0], gradients[1]) and digests[0] == digests[1]
+    assert not torch.equal(gradients[0], gradients[2]) and digests[0] != digests[2]
+    assert losses[0] == losses[1] and losses[2] == (pytest.approx(losses[0][0] / 2), losses[0][1])
 
 
 def test_experts_learn_as_in_transformers(trainer, make_model, digest_of, make_setup, eight: TrainBatch) -> None:
@@ -312,6 +352,7 @@ def test_bfloat16_learns_through_float32_masters(
         ({"loss_mask": "all"}, "row 0: a loss token that is no action"),
         ({"returns": None}, "returns is missing"),
         ({"advantages": "short"}, "advantages: its rows differ in length"),
+        ({"weights": "short"}, "weights: its rows differ in length"),
     ],
 )
 def test_a_batch_that_lacks_something_is_refused(

@@ -10,7 +10,6 @@ from ops.metrics import (
     describe,
     explained_variance,
     group_metrics,
-    logprob_gap,
     reward_metrics,
     rollout_metrics,
 )
@@ -97,10 +96,3 @@ def test_explained_variance():
     # all returns equal: 0, though 3 x .1 has a rounded variance above 0
     assert explained_variance(np.zeros(3), np.full(3, 0.1)) == 0
     assert explained_variance(np.zeros(0), np.zeros(0)) == 0
-
-
-def test_logprob_gap():
-    mask = from_rows([[0, 1, 1], [1]], bool)
-    old = from_rows([[0, -1.5, -2], [-0.5]], np.float32)
-    engine = from_rows([[-9, -1, -2], [-1.5]], np.float32)
-    assert logprob_gap(old, engine, mask) == {"engine_logprob_gap/mean": 0.5, "engine_logprob_gap/max": 1}

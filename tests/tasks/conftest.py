@@ -42,7 +42,9 @@ class Bench:
         return self.record("generate", "rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS))
 
 
-def rollout(root: int, branch: int, answer: str, temperature: float = 1.0, truncated: bool = False) -> dict[str, Any]:
+def rollout(
+    root: int, branch: int, answer: str, truncated: bool = False, logprob: float = -0.5, **sampling: Any
+) -> dict[str, Any]:
     asked, said = 3, len(answer) + 1
     turn = {"env_reward": None, "tool_calls": None}
     silent = {"finish_reason": None, "policy_version": None, "policy_digest": None}
@@ -56,7 +58,7 @@ def rollout(root: int, branch: int, answer: str, temperature: float = 1.0, trunc
         "purpose": "train",
         "token_ids": [1, 2, 3, *range(10, 10 + len(answer)), 2],
         "action_mask": [False] * asked + [True] * said,
-        "rollout_logprobs": [0.0] * asked + [-0.5] * said,
+        "rollout_logprobs": [0.0] * asked + [logprob] * said,
         "turns": [
             {"role": "user", "is_generated": False, "start": 0, "length": asked, "text": "?", **silent, **turn},
             {
@@ -75,13 +77,14 @@ def rollout(root: int, branch: int, answer: str, temperature: float = 1.0, trunc
         "truncation": "length" if truncated else None,
         "error": None,
         "sampling": {
-            "temperature": temperature,
+            "temperature": 1.0,
             "top_p": 1.0,
             "top_k": 0,
             "max_new_tokens": 8,
             "seed": 1,
             "stop": [],
             "logprob_semantics": "sampled",
+            **sampling,
         },
         "engine": "hand",
         "engine_version": "1",

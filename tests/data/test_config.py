@@ -1,0 +1,58 @@
+"""Which fields of a section enter keys: a recorded run must find its keys again after the config has grown."""
+
+import pytest
+from pydantic import ValidationError
+
+from data.config import CorrectionConfig, Section, TrainConfig, later
+
+
+class Grown(Section):
+    old: int = 1
+    new: int = later(5)
+
+
+def test_a_later_field_enters_once_it_is_not_its_default() -> None:
+    assert Grown().semantic() == Grown(new=5).semantic() == {"old": 1}
+    assert Grown(new=6).semantic() == {"old": 1, "new": 6}
+
+
+def test_the_keys_of_train_steps_recorded_before_corrections_stay() -> None:
+    """As a train step's manifest had it then, field by field."""
+    optimizer = {
+        "lr": 1e-6,
+        "betas": [0.9, 0.95],
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "schedule": "constant",
+        "warmup_steps": 0,
+        "decay_steps": 0,
+    }
+    recorded = {
+        "loss": "ppo_clip",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": None,
+        "aggregation": "token_mean",
+        "horizon": 8192,
+        "entropy_bonus": 0.0,
+        "epochs": 1,
+        "mini_batch": 64,
+        "old_logp_source": "replay",
+        "optimizer": optimizer,
+    }
+    assert TrainConfig().semantic() == recorded
+    assert TrainConfig(**recorded) == TrainConfig()  # as a state is made again from it
+
+    asked = TrainConfig(correction=CorrectionConfig(kind="truncate", cap=3.0))
+    correction = {"kind": "truncate", "level": "token", "cap": 3.0, "low": 0.5, "high": 2.0}
+    assert asked.semantic() == {**recorded, "correction": correction}
+    assert TrainConfig(**asked.semantic()) == asked
+
+
+def test_a_correction_of_nothing_is_refused() -> None:
+    """With the engine's log-probs as old ones every weight is 1; and no weight lies in an empty range."""
+    with pytest.raises(ValidationError, match=r"correction\.kind = 'mask' with old_logp_source = 'rollout': .* is 1"):
+        TrainConfig(correction=CorrectionConfig(kind="mask"), old_logp_source="rollout")
+    with pytest.raises(ValidationError, match=r"low 2\.0 with high 2\.0: .* set low below high"):
+        CorrectionConfig(kind="mask", low=2.0)
