@@ -14,7 +14,7 @@ from data.patience import PATIENCE_S
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
-SCORER_NAMES = ("exact", "number", "math")  # of ops.scorers
+SCORER_NAMES = ("exact", "number", "integer", "math")  # of ops.scorers
 
 
 def execution(default: Any, **kwargs: Any) -> Any:
@@ -50,12 +50,16 @@ def _walk(section: BaseModel) -> list[tuple[str, Any]]:
 
 
 class ModelConfig(Section):
-    path: str = Field("xs", description="'xs' (the toy Qwen3 model shipped here) or a local Hugging Face folder")
+    path: str = Field(
+        "xs",
+        description="'xs' (the toy Qwen3 model shipped here), a local Hugging Face folder, a .gguf file, or the name "
+        "of an installed package that carries one",
+    )
 
 
 class PromptsConfig(Section):
-    source: str = Field("sort", description="'sort', 'addition', or a .jsonl, .json, .txt or .parquet file")
-    digits: Positive | None = Field(None, description="size of the procedural problems (sort: 6, addition: 2)")
+    source: str = Field("sort", description="'sort', 'addition', 'addmix', or a .jsonl, .json, .txt or .parquet file")
+    digits: Positive | None = Field(None, description="size of the procedural problems (sort: 6, the others: 2)")
     system: str | None = Field(None, description="system turn for prompts that bring none")
     per_iteration: Positive = 128
     samples_per_prompt: Positive = 1
@@ -85,7 +89,7 @@ class EngineConfig(Section):
 
 
 class RewardConfig(Section):
-    scorer: str = Field("exact", description="exact, number, math, or path/to/file.py:function")
+    scorer: str = Field("exact", description="exact, number, integer, math, or path/to/file.py:function")
     timeout_s: float = Field(10.0, gt=0.0, description="seconds a sample may take before it is marked failed")
     attempts: Positive = 1
     truncated: Literal["keep", "zero", "soft"] = "keep"

@@ -29,7 +29,11 @@ class Problem(Protocol):
         ...
 
     def text(self, item: int) -> str:
-        """What names the problem, and decides by its hash whether it is held out."""
+        """What names the problem."""
+        ...
+
+    def family(self, item: int) -> str:
+        """What decides by its hash whether the problem is held out: all of one family are, or none."""
         ...
 
     def question(self, item: int) -> str: ...
@@ -53,6 +57,9 @@ class Sort:
 
     def text(self, item: int) -> str:
         return f"{item:0{self.digits}d}"
+
+    def family(self, item: int) -> str:
+        return self.text(item)
 
     def question(self, item: int) -> str:
         return f"Sort: {self.text(item)}"
@@ -79,6 +86,9 @@ class Addition:
         left, right = self._terms(item)
         return f"{left}+{right}"
 
+    def family(self, item: int) -> str:
+        return self.text(item)
+
     def question(self, item: int) -> str:
         return f"What is {self.text(item)}?"
 
@@ -98,11 +108,64 @@ class Addition:
         return left + self._low, right + self._low
 
 
-PROBLEMS: dict[str, type[Sort] | type[Addition]] = {"sort": Sort, "addition": Addition}
+@dataclass(frozen=True)
+class AddMix:
+    """Add numbers of mixed sizes: "What is 7 + 34?" -> "41". a+b and b+a are one family.
+
+    A third each: two digits, a long number and a digit of 1 to 9 in either order, two long numbers. The smaller kinds
+    are numbered several times over, so that a draw of items is a draw of thirds.
+    """
+
+    digits: int  # of a long number
+    name: ClassVar[str] = "addmix"
+    version: ClassVar[int] = 1
+    default_digits: ClassVar[int] = 2
+    max_digits: ClassVar[int] = 9
+
+    @property
+    def size(self) -> int:
+        return 3 * math.lcm(10 * 10, 2 * 9 * self._span, self._span**2)
+
+    def text(self, item: int) -> str:
+        left, right = self._terms(item)
+        return f"{left}+{right}"
+
+    def family(self, item: int) -> str:
+        smaller, larger = sorted(self._terms(item))
+        return f"{larger}+{smaller}"
+
+    def question(self, item: int) -> str:
+        left, right = self._terms(item)
+        return f"What is {left} + {right}?"
+
+    def answer(self, item: int) -> str:
+        return str(sum(self._terms(item)))
+
+    @property
+    def _low(self) -> int:
+        return 10 ** (self.digits - 1)
+
+    @property
+    def _span(self) -> int:
+        return 9 * self._low
+
+    def _terms(self, item: int) -> tuple[int, int]:
+        at, kind = divmod(item, 3)
+        if kind == 0:
+            return divmod(at % 100, 10)
+        if kind == 1:
+            long, short = divmod(at // 2 % (9 * self._span), 9)
+            pair = long + self._low, short + 1
+            return pair if at % 2 else pair[::-1]
+        left, right = divmod(at % self._span**2, self._span)
+        return left + self._low, right + self._low
+
+
+PROBLEMS: dict[str, type[Sort] | type[Addition] | type[AddMix]] = {"sort": Sort, "addition": Addition, "addmix": AddMix}
 
 
 def is_held_out(problem: Problem, item: int) -> bool:
-    digest = hashlib.sha256(f"{problem.name} {problem.text(item)}".encode()).digest()
+    digest = hashlib.sha256(f"{problem.name} {problem.family(item)}".encode()).digest()
     return int.from_bytes(digest[:8]) % HELD_OUT_PART == 0
 
 

@@ -69,7 +69,8 @@ def _rows(path: Path) -> Iterator[tuple[str, JsonValue]]:
     """(where, row) for each row."""
     readers = {".jsonl": _jsonl, ".json": _json, ".txt": _txt, ".parquet": _parquet}
     if path.suffix not in readers:
-        raise PromptError(f"{path}: not a prompt source; use sort, addition or a file ending in {', '.join(readers)}")
+        endings = ", ".join(readers)
+        raise PromptError(f"{path}: not a prompt source; use sort, addition, addmix or a file ending in {endings}")
     if not path.is_file():
         raise PromptError(f"{path}: no such file; set prompts.source to a file that is there")
     return readers[path.suffix](path)

@@ -164,11 +164,11 @@ def doctor(
 
 @command
 def import_model(
-    path: Annotated[str, typer.Argument(help="A local Hugging Face folder.")],
+    path: Annotated[str, typer.Argument(help="A Hugging Face folder, a .gguf file, or an installed package with one.")],
     store: StoreUrl = None,
     store_endpoint: Endpoint = None,
 ) -> None:
-    """Copy a model into the store. Qwen2.5, Qwen3, Qwen3-MoE and Llama families."""
+    """Copy a model into the store. Qwen2.5, Qwen3, Qwen3-MoE and Llama families; of .gguf files SmolLM2's kind."""
     Home.find().prepare()
     from flows.launch import import_only
 

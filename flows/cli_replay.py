@@ -152,7 +152,7 @@ def sweep(
 @command
 def rescore(
     name: Annotated[str, typer.Argument(metavar="RUN")],
-    scorer: Annotated[str, typer.Option("--scorer", help="exact, number, math, or path/to/file.py:function.")],
+    scorer: Annotated[str, typer.Option("--scorer", help="exact, number, integer, math, or path/to/file.py:function.")],
     iterations: Annotated[str, typer.Option("--iterations", metavar="A:B", help="From A up to, not with, B.")] = ":",
     overrides: Overrides = None,
     plot: Plot = None,

@@ -15,6 +15,11 @@ NO_TIMEOUT = 0
 LONGEST_NUMBER = 100  # characters; converting longer digit strings costs more than any real answer is worth
 _NUMBER = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+# Sign (a dash after a letter or digit is none), whole part, decimals.
+_WRITTEN = re.compile(
+    r"((?<!\w)[-\u2212])?([0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(\.[0-9]+)?"
+    r"|(?<!\.)\.[0-9]+"
+)
 _BRACES = re.compile(r"\\boxed\{|[{}]")
 _HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
 
@@ -48,6 +53,20 @@ def number(prediction: str, reference: str) -> Score:
     return Score(float(answer is not None and parse_number(answer) == expected), answer)
 
 
+def integer(prediction: str, reference: str) -> Score:
+    """1 if the last integer in the prediction, marked or not, is the reference, else 0.
+
+    Commas between thousands are dropped, numbers with decimals are passed over. Raises ValueError for a reference that
+    is no integer.
+    """
+    expected = parse_number(reference)
+    if expected is None or expected.denominator != 1:
+        raise ValueError(f"reference {reference!r}: not an integer; fix the data set or use the scorer 'number'")
+    written = [match[0] for match in _WRITTEN.finditer(prediction) if match[2] and not match[3]]
+    answer = written[-1] if written else None
+    return Score(float(answer is not None and parse_number(answer) == expected), answer)
+
+
 def math(prediction: str, reference: str) -> Score:
     """1 if math-verify finds the prediction's answer (boxed or not) equal to the reference, else 0.
 
@@ -61,7 +80,7 @@ def math(prediction: str, reference: str) -> Score:
     return Score(float(right), str(found[-1]) if found else None)
 
 
-SCORERS: dict[str, Scorer] = {"exact": exact, "number": number, "math": math}
+SCORERS: dict[str, Scorer] = {"exact": exact, "number": number, "integer": integer, "math": math}
 
 
 def _marked(text: str) -> str | None:

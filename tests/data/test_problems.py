@@ -1,9 +1,11 @@
 """Procedural problems: right answers, and a fifth of them that training and demonstrations never see."""
 
+from collections import Counter
+
 import pytest
 
 from data.config import PromptsConfig
-from data.problems import PROBLEMS, Addition, Sort, draw, held_out, is_held_out
+from data.problems import PROBLEMS, Addition, AddMix, Problem, Sort, draw, held_out, is_held_out
 from data.prompts import load_source
 
 
@@ -24,13 +26,53 @@ def test_addition_worked_by_hand():
     assert Addition(1).size == 100
 
 
+def test_addmix_worked_by_hand():
+    """Two digits: 100 pairs; 90 long numbers and 9 digits, either order: 1,620; two long ones: 8,100, the multiple."""
+    problem = AddMix(2)
+    assert problem.size == 3 * 8100
+    assert (problem.question(3 * 37), problem.answer(3 * 37)) == ("What is 3 + 7?", "10")
+    assert problem.text(3 * 137) == "3+7"  # again
+    # long 10 + 2, digit 1 + 6: pair 2 * 9 + 6 = 24, at 48 the digit first and at 49 last
+    assert [problem.question(3 * at + 1) for at in (48, 49)] == ["What is 7 + 12?", "What is 12 + 7?"]
+    item = 3 * (2 * 90 + 24) + 2
+    assert (problem.question(item), problem.answer(item)) == ("What is 12 + 34?", "46")
+    assert problem.text(problem.size - 1) == "99+99"
+
+
+@pytest.mark.parametrize("digits", [1, 2])
+def test_addmix_asks_every_problem_of_a_kind_equally_often(digits: int):
+    problem = AddMix(digits)
+    long = range(10 ** (digits - 1), 10**digits)
+    kinds = (
+        [(a, b) for a in range(10) for b in range(10)],
+        [pair for a in long for b in range(1, 10) for pair in ((a, b), (b, a))],
+        [(a, b) for a in long for b in long],
+    )
+    for kind, pairs in enumerate(kinds):
+        times = problem.size // 3 // len(pairs)
+        texts = Counter(problem.text(item) for item in range(kind, problem.size, 3))
+        assert texts == Counter(times * [f"{a}+{b}" for a, b in pairs])
+
+
+def test_addmix_holds_both_orders_out_or_neither():
+    problem = AddMix(2)
+    held = {problem.text(item): is_held_out(problem, item) for item in range(problem.size)}
+    assert all(held["+".join(reversed(text.split("+")))] == is_held for text, is_held in held.items())
+
+
+def test_held_out_addmix_is_in_thirds():
+    """100 of 300 each, give or take: the walk goes round the kinds, and of each it keeps about a fifth."""
+    kinds = Counter(item % 3 for item in held_out(AddMix(2), 300))
+    assert all(75 <= kinds[kind] <= 125 for kind in range(3))
+
+
 @pytest.mark.parametrize("problem", [Sort(3), Addition(1), Addition(2)])
 def test_numbering_is_one_to_one(problem: Sort | Addition):
     assert len({problem.text(item) for item in range(problem.size)}) == problem.size
 
 
-@pytest.mark.parametrize("problem", [Sort(4), Addition(2)])
-def test_about_a_fifth_is_held_out(problem: Sort | Addition):
+@pytest.mark.parametrize("problem", [Sort(4), Addition(2), AddMix(2)])
+def test_about_a_fifth_is_held_out(problem: Problem):
     part = sum(is_held_out(problem, item) for item in range(problem.size)) / problem.size
     assert abs(part - 0.2) < 0.02  # four standard deviations of 8,100 draws
 
@@ -42,8 +84,8 @@ def test_no_draw_is_held_out_and_all_others_are_drawn(problem: Sort | Addition, 
     assert drawn == {item for item in range(problem.size) if not is_held_out(problem, item)}
 
 
-@pytest.mark.parametrize("problem", [Sort(1), Sort(3), Addition(1), Addition(2)])
-def test_held_out_items_are_different_and_all_there_are(problem: Sort | Addition):
+@pytest.mark.parametrize("problem", [Sort(1), Sort(3), Addition(1), Addition(2), AddMix(1)])
+def test_held_out_items_are_different_and_all_there_are(problem: Problem):
     every = [item for item in range(problem.size) if is_held_out(problem, item)]
     found = held_out(problem, problem.size)
     assert sorted(found) == every
@@ -59,8 +101,9 @@ def test_held_out_items_of_a_large_space_spread_over_it():
 @pytest.mark.parametrize("name", sorted(PROBLEMS))
 def test_the_source_never_trains_on_what_it_evaluates(name: str):
     source = load_source(PromptsConfig(source=name))
-    held = {prompt.prompt_id for prompt in source.held_out(384)}
-    assert len(held) == 384
+    evaluated = source.held_out(384)
+    held = {prompt.prompt_id for prompt in evaluated}
+    assert len({prompt.metadata["item"] for prompt in evaluated}) == 384
     demonstrated = source.demonstrations(0, 2000, 0)
     assert not held & {prompt.prompt_id for prompt in source.take(0, 2000, 0)}
     assert not held & {prompt.prompt_id for prompt, _ in demonstrated}

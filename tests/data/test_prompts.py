@@ -170,7 +170,7 @@ def test_an_empty_data_set_is_refused(name: str, text: str, write: Write):
 
 def test_a_source_that_is_none_is_named(tmp_path: Path):
     with pytest.raises(
-        PromptError, match=r"sorted: not a prompt source; use sort, addition or a file ending in \.jsonl"
+        PromptError, match=r"sorted: not a prompt source; use sort, addition, addmix or a file ending in \.jsonl"
     ):
         load_source(PromptsConfig(source="sorted"))
     with pytest.raises(PromptError, match=r"p.jsonl: no such file"):
@@ -197,7 +197,7 @@ def test_held_out_prompts_come_from_their_own_file(write: Write):
 
 
 def test_a_file_has_no_demonstrations():
-    with pytest.raises(PromptError, match=r"numbered.jsonl has no demonstrations, only sort, addition have"):
+    with pytest.raises(PromptError, match=r"numbered.jsonl has no demonstrations, only sort, addition, addmix have"):
         numbered(3).demonstrations(0, 1, 0)
 
 

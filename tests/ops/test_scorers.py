@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from ops.scorers import Score, exact, last_boxed, math, number, parse_number
+from ops.scorers import Score, exact, integer, last_boxed, math, number, parse_number
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,47 @@ def test_exact(prediction, reference, reward):
 )
 def test_number(prediction, reference, reward, extracted):
     assert number(prediction, reference) == Score(reward, extracted)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "reward", "extracted"),
+    [
+        ("46", "46", 1, "46"),
+        ("12 + 34 = 46.", "46", 1, "46"),
+        ("46, no, 47", "46", 0, "47"),
+        ("The sum is 1,234,567!", "1234567", 1, "1,234,567"),
+        ("1,2", "2", 1, "2"),  # no thousands: a list
+        ("1,2345", "2345", 1, "2345"),
+        ("it is 007", "7", 1, "007"),
+        ("-5", "-5", 1, "-5"),
+        ("\u22125", "-5", 1, "\u22125"),
+        ("(-5)", "-5", 1, "-5"),
+        ("+5", "5", 1, "5"),
+        ("8 - 5", "5", 1, "5"),
+        ("8-5", "5", 1, "5"),  # a difference, a hyphen
+        ("step-5", "5", 1, "5"),
+        ("8-5", "-5", 0, "5"),
+        ("5", "-5", 0, "5"),
+        ("-0", "0", 1, "-0"),
+        ("3.46", "46", 0, None),  # decimals are no integer
+        ("46 or .5", "46", 1, "46"),
+        ("46.0", "46", 0, None),
+        ("1,234.5", "5", 0, None),
+        ("wait...46", "46", 1, "46"),
+        ("**46**<|im_end|>", "46", 1, "46"),
+        ("9" * 5000, "9", 0, "9" * 5000),
+        ("forty-six", "46", 0, None),
+        ("", "46", 0, None),
+    ],
+)
+def test_integer(prediction, reference, reward, extracted):
+    assert integer(prediction, reference) == Score(reward, extracted)
+
+
+@pytest.mark.parametrize("reference", ["", "forty", "1.5"])
+def test_integer_refuses_a_reference_that_is_none(reference):
+    with pytest.raises(ValueError, match=r"reference .* not an integer"):
+        integer("1", reference)
 
 
 @pytest.mark.parametrize("reference", ["", "forty-two", "1/0", "9" * 200])
