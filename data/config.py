@@ -80,6 +80,9 @@ class EngineConfig(Section):
     batch: Positive = execution(128, description="trajectories decoded together (SGLang: also its largest CUDA graph)")
     urls: list[str] = execution([], description="addresses of SGLang servers that run already; none: start our own")
     replicas: Positive = execution(1, description="own servers on this machine, each on a GPU of its own")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = later(
+        None, description="of the weights it generates with; unset: the policy's own. On a GPU it must be a 16-bit one"
+    )
     memory: float = execution(0.4, gt=0.0, lt=1.0, description="share of the GPU's memory for weights and cache")
     cache_tokens: Positive | None = execution(None, description="most tokens in the key-value cache; unset: by memory")
     timeout_s: float = execution(1800.0, gt=0.0, description="seconds a call may take; then the unfinished is redone")

@@ -35,6 +35,17 @@ def prepare_environment(device: str) -> None:
             ) from error
 
 
+def _dtype(config: EngineConfig, folder: Path, device: str) -> str:
+    """Raises ValueError for one that SGLang's kernels do not have."""
+    dtype = config.dtype or stored_dtype(folder)
+    if device == "cuda" and dtype == "float32":
+        raise ValueError(
+            f"{folder}: float32 weights, which SGLang's kernels for GPUs do not take; set engine.dtype = 'bfloat16' "
+            "(the trainer keeps float32, and every iteration's record says how far apart the two are)"
+        )
+    return dtype
+
+
 def server_arguments(
     config: EngineConfig, folder: Path, device: str, tag: str, threads: int, seed: int = 0
 ) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def server_arguments(
     chosen: dict[str, Any] = {
         "model_path": str(folder),
         "skip_tokenizer_init": True,  # token ids only
-        "dtype": stored_dtype(folder),
+        "dtype": _dtype(config, folder, device),
         "context_length": read_config(folder).context + HEADROOM,
         "weight_version": tag,
         "max_running_requests": config.batch,

@@ -83,7 +83,7 @@ class Embedded:
             raise BackendRefused(f"SGLang does not load {folder}: {message}")
 
     def serving(self) -> str:
-        return str(self._engine.get_model_info()["weight_version"])
+        return str(self._manager.config_value("weight_version"))
 
     def checksums(self) -> list[dict[str, str]]:
         from sglang.srt.managers.io_struct import CheckWeightsReqInput  # ty: ignore[unresolved-import]

@@ -89,7 +89,7 @@ class SGLangEngine:
         if before is not None and before.digest == digest:
             self._serving = _Serving(before.folder, before.config, before.shape, version, digest)
             return
-        weights = proof.read_weights(folder, digest, self._device)
+        weights = self._read(folder, digest)
         shape = (folder / "config.json").read_bytes() + stored_dtype(folder).encode()
         new = _Serving(folder, read_config(folder), shape, version, digest)
         try:
@@ -109,7 +109,7 @@ class SGLangEngine:
         asked = [wire.ask(r, params, serving.config.context, f"{r.trajectory_id}#{call}") for r in requests]
         answers = self._replicas.generate(asked)
         return [
-            wire.completion(request, answer, serving.tag, serving.version, serving.digest)
+            wire.completion(request, answer, params.eos_ids, serving.tag, serving.version, serving.digest)
             for request, answer in zip(requests, answers, strict=True)
         ]
 
@@ -123,13 +123,16 @@ class SGLangEngine:
         self._replicas.load(new.folder, new.tag, in_place=alike, prove=lambda b: _prove(b, new, weights))
         self._serving = new
 
+    def _read(self, folder: Path, digest: str) -> proof.Weights:
+        return proof.read_weights(folder, digest, self._device, self._config.dtype)
+
     def _restore(self, before: _Serving | None) -> None:
         """After a sync that failed: the old weights, proven, or none at all."""
         if before is None:
             return self._replicas.close()
         try:
             self._serving = before
-            self._bring(before, proof.read_weights(before.folder, before.digest, self._device))
+            self._bring(before, self._read(before.folder, before.digest))
         except (BackendRefused, WeightsMismatch, OSError) as lost:
             log.warning("the engine's earlier weights cannot be had back (%s); it is started afresh", lost)
             self._serving = None

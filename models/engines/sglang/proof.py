@@ -63,13 +63,18 @@ class Weights:
         return found
 
 
-def read_weights(folder: Path, digest: str, device: str) -> Weights:
-    """Raises WeightsMismatch for weights of another digest, that do not fit the model, or that are not finite."""
+def read_weights(folder: Path, digest: str, device: str, dtype: str | None) -> Weights:
+    """dtype: that SGLang serves them in; None: their own.
+
+    Raises WeightsMismatch for weights of another digest, that do not fit the model, or that are not finite.
+    """
     try:
         tensors = read_tensors(folder, device)
     except (OSError, ValueError) as error:
         raise WeightsMismatch(f"{folder}: cannot be loaded ({error}); publish that policy again") from error
     require_digest(f"engine, loaded from {folder}", tensors_digest(tensors), digest)
+    if dtype is not None:
+        tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
     model = _place(folder, tensors, device)
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():

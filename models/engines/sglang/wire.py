@@ -41,7 +41,9 @@ def tokens_of(answer: Answer) -> tuple[np.ndarray, np.ndarray]:
     return ids, np.array([pair[0] for pair in pairs], np.float32)
 
 
-def completion(request: Request, answer: Answer, tag: str, version: int, digest: str) -> Completion:
+def completion(
+    request: Request, answer: Answer, eos_ids: Sequence[int], tag: str, version: int, digest: str
+) -> Completion:
     """Raises ValueError if the answer is not one of the policy asked for, or incomplete; NonFiniteLogits for NaN."""
     ids, logprobs = tokens_of(answer)
     meta = answer["meta_info"]
@@ -60,4 +62,6 @@ def completion(request: Request, answer: Answer, tag: str, version: int, digest:
     reason = meta["finish_reason"]["type"]
     if reason not in ("stop", "length"):
         raise ValueError(f"{name}: SGLang ended it with {meta['finish_reason']}; only stop and length are answers")
+    if len(ids) and int(ids[-1]) in eos_ids:
+        reason = "stop"  # also where it is the last that was allowed, which SGLang 0.5.17 calls a matter of length
     return Completion(request.trajectory_id, ids, np.minimum(logprobs, 0.0), reason, version, digest)
