@@ -35,7 +35,7 @@ class SamplingParams:
     top_p: float  # (0, 1]; 1: off
     top_k: int  # 0: off
     max_new_tokens: int
-    eos_ids: tuple[int, ...]  # any of them ends an answer, and is part of it
+    eos_ids: tuple[int, ...]  # any of them ends an answer, and is part of it; none: only the limit does
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.temperature < math.inf, "temperature", self.temperature, "finite, 0 (greedy) or more")
