@@ -71,6 +71,7 @@ class SamplingConfig(Section):
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = Field(0, ge=0, description="0: off")
     max_new_tokens: Positive = 512
+    stop: list[str] = later([], description="strings that end an answer, and are part of it")
 
 
 class EngineConfig(Section):

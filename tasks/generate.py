@@ -99,6 +99,7 @@ def _generate(
         top_k=sampling.top_k,
         max_new_tokens=sampling.max_new_tokens,
         eos_ids=tokenizer.eos_ids,
+        stop=tuple(sampling.stop),
     )
     started, clock = datetime.now(UTC), time.perf_counter()
     completions = engine.generate([request for _, request in requests], params)
@@ -186,7 +187,7 @@ def _row(
     asked, said = len(request.token_ids), len(completion.token_ids)
     root = request.trajectory_id.rsplit("/", 1)[0]
     answer_ids = [int(t) for t in completion.token_ids]
-    spoken = answer_ids[:-1] if completion.finish_reason == "stop" else answer_ids
+    spoken = answer_ids[:-1] if answer_ids[-1] in tokenizer.eos_ids else answer_ids
     answer = tokenizer.decode(spoken)
     shared = dict(common)
     semantics = shared.pop("logprob_semantics")
@@ -210,7 +211,7 @@ def _row(
             "top_k": sampling.top_k,
             "max_new_tokens": sampling.max_new_tokens,
             "seed": request.seed,
-            "stop": [],
+            "stop": sampling.stop,
             "logprob_semantics": semantics,
         },
         "metadata": json.dumps({**prompt.metadata, "prompt_id": prompt.prompt_id}, ensure_ascii=False),

@@ -36,12 +36,14 @@ class SamplingParams:
     top_k: int  # 0: off
     max_new_tokens: int
     eos_ids: tuple[int, ...]  # any of them ends an answer, and is part of it; none: only the limit does
+    stop: tuple[str, ...] = ()  # so does the token with which any of these is in the answer's text
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.temperature < math.inf, "temperature", self.temperature, "finite, 0 (greedy) or more")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]; 1 switches it off")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _require(all(self.stop), "stop", list(self.stop), "strings of at least one character")
 
     @property
     def greedy(self) -> bool:
@@ -65,7 +67,7 @@ class Completion:
     trajectory_id: str
     token_ids: np.ndarray  # [new] int32, the sampled eos included
     logprobs: np.ndarray  # [new] float32, see logprob_semantics
-    finish_reason: Literal["stop", "length"]  # stop: an eos was sampled
+    finish_reason: Literal["stop", "length"]  # stop: an eos was sampled, or the text came to a stop string
     policy_version: int
     policy_digest: str
 

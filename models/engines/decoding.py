@@ -1,5 +1,6 @@
 """The batched decoding loop: left-padded prompts, a key-value cache, rows that leave when they are done."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from models.engines.sampling import draw
 class Decoded:
     token_ids: np.ndarray  # [new] int32
     logprobs: np.ndarray  # [new] float32
-    stopped: bool  # an eos was sampled
+    stopped: bool  # by an eos or a stop string
 
 
 class _Rows:
@@ -62,11 +63,16 @@ class _Rows:
 
 @torch.inference_mode()
 def decode(
-    model: PreTrainedModel, prompts: list[np.ndarray], streams: list[np.ndarray], params: SamplingParams
+    model: PreTrainedModel,
+    prompts: list[np.ndarray],
+    streams: list[np.ndarray],
+    params: SamplingParams,
+    text: Callable[[Sequence[int]], str] | None = None,
 ) -> list[Decoded]:
     """Samples one continuation per prompt, all in one batch.
 
-    prompts: [length] integers each, not empty; streams: the row's uniform numbers, [most tokens it may get] float64.
+    prompts: [length] integers each, not empty; streams: the row's uniform numbers, [most tokens it may get] float64;
+    text: of token ids, needed with stop strings.
     Finished rows stay as ballast until half of the batch is done, then leave it.
     """
     rows = _Rows(model, prompts, streams)
@@ -78,7 +84,10 @@ def decode(
     for step in range(rows.steps):
         drawn, logprob = draw(rows.logits(step), rows.uniform[:, step], params)
         tokens[rows.number, step], logprobs[rows.number, step] = drawn, logprob
-        ended = rows.alive & torch.isin(drawn, eos)
+        ended = torch.isin(drawn, eos)
+        if params.stop and text is not None:
+            ended |= _at_stop(tokens[rows.number, : step + 1], params.stop, text)
+        ended &= rows.alive
         stopped[rows.number[ended]] = True
         lengths[rows.number[ended]] = step + 1
         rows.alive &= ~ended & (rows.budget > step + 1)
@@ -89,6 +98,14 @@ def decode(
         if 2 * living <= len(rows.alive):
             rows.compact()
     return _collect(tokens, logprobs, lengths, stopped)
+
+
+def _at_stop(tokens: torch.Tensor, stop: Sequence[str], text: Callable[[Sequence[int]], str]) -> torch.Tensor:
+    """[rows]: whether the text of the last tokens, [rows, tokens], has a stop string. A token is a byte or more."""
+    longest = max(len(string.encode()) for string in stop)
+    tails = tokens[:, -longest:].tolist()
+    found = [any(string in said for string in stop) for said in map(text, tails)]
+    return torch.tensor(found, dtype=torch.bool, device=tokens.device)
 
 
 def _collect(

@@ -23,11 +23,13 @@ from models.engines.contract import (
 from models.engines.decoding import Decoded, decode
 from models.engines.sampling import uniforms
 from models.folder import FolderConfig, read_config
+from models.tokenizer import Tokenizer
 from models.weights import WeightsMismatch, require_digest, stored_dtype, tensors_digest
 
 
 @dataclass(frozen=True)
 class _Serving:
+    folder: Path
     model: PreTrainedModel
     config: FolderConfig
     version: int
@@ -74,13 +76,13 @@ class TransformersEngine:
     def update_weights(self, folder: Path, version: int, digest: str) -> None:
         """See the contract. Weights that are served already are not loaded again."""
         if self._serving and self._serving.digest == digest:
-            self._serving = _Serving(self._serving.model, self._serving.config, version, digest)
+            self._serving = _Serving(self._serving.folder, self._serving.model, self._serving.config, version, digest)
             return
         config = read_config(folder)
         model = _load(Path(folder), self._device)
         # What the model holds now, not what the file says: a tensor that never arrived shows here.
         require_digest(f"engine, loaded from {folder}", tensors_digest(model.state_dict()), digest)
-        self._serving = _Serving(model, config, version, digest)
+        self._serving = _Serving(folder, model, config, version, digest)
 
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
         """See the contract. Batches are cut from the requests in order of prompt length, to spare padding."""
@@ -99,7 +101,8 @@ class TransformersEngine:
 def _complete(serving: _Serving, requests: list[Request], params: SamplingParams) -> list[Completion]:
     room = [min(params.max_new_tokens, serving.config.context - len(r.token_ids)) for r in requests]
     streams = [uniforms(request.seed, count) for request, count in zip(requests, room, strict=True)]
-    decoded = decode(serving.model, [r.token_ids for r in requests], streams, params)
+    text = Tokenizer(serving.folder).decode if params.stop else None
+    decoded = decode(serving.model, [r.token_ids for r in requests], streams, params, text)
     return [_completion(serving, request, row) for request, row in zip(requests, decoded, strict=True)]
 
 

@@ -22,6 +22,7 @@ from models.engines.contract import (
     Request,
     SamplingParams,
 )
+from models.tokenizer import Tokenizer
 from models.weights import WeightsMismatch, read_tensors, tensors_digest, write_tensors
 from tasks.roles import make_engine
 
@@ -124,6 +125,20 @@ def test_answers_end_at_the_first_eos_or_at_the_limit(engine):
     assert {completion.finish_reason for completion in completions} == {"stop", "length"}
 
 
+def test_stop_strings_end_an_answer_with_the_token_that_completes_them(engine, folder):
+    """Also one that is spread over tokens: the toy's digits have a token each."""
+    text, stop = Tokenizer(folder).decode, ("e", "12", "7")
+    completions = engine.generate(requests(), replace(PLAIN, stop=stop, max_new_tokens=40))
+    reasons = set()
+    for completion in completions:
+        whole, before = text(completion.token_ids.tolist()), text(completion.token_ids[:-1].tolist())
+        assert not any(string in before for string in stop)
+        eos = completion.token_ids[-1] == 2
+        assert (completion.finish_reason == "stop") == (eos or any(string in whole for string in stop))
+        reasons.add((completion.finish_reason, bool(eos)))
+    assert ("stop", False) in reasons
+
+
 def test_without_an_eos_nothing_ends_an_answer(engine):
     """Token 2 is the model's own eos, and among the 40 answers of 60 tokens some would have it."""
     completions = engine.generate(requests(), replace(PLAIN, eos_ids=(), max_new_tokens=60))
@@ -187,8 +202,10 @@ def test_bad_requests_are_refused_before_anything_is_generated(engine):
         engine.generate([fine, Request("n", np.array([-1], np.int32), 0)], PLAIN)
     with pytest.raises(ValueError, match=r"trajectory s: seed -1; it must be in \[0, 2\^64\)"):
         engine.generate([fine, Request("s", np.array([1], np.int32), -1)], PLAIN)
+    empty = make_engine(EngineConfig(kind=engine.name), 2)
+    assert (empty.health().ready, empty.policy_digest) == (False, None)
     with pytest.raises(NotReady, match="no weights yet; call update_weights first"):
-        make_engine(EngineConfig(kind=engine.name), 2).generate([fine], PLAIN)
+        empty.generate([fine], PLAIN)
 
 
 def test_no_requests_give_no_completions(engine):

@@ -21,7 +21,8 @@ def ask(request: Request, params: SamplingParams, context: int, name: str) -> As
         "max_new_tokens": room,
         "sampling_seed": request.seed % SEEDS,
         # Without any eos of ours the model's own must not end an answer either.
-        **({"stop_token_ids": list(params.eos_ids)} if params.eos_ids else {"ignore_eos": True}),
+        **({"stop": list(params.stop)} if params.stop else {}),
+        **({"stop_token_ids": list(params.eos_ids)} if params.eos_ids or params.stop else {"ignore_eos": True}),
     }
     if params.greedy:
         sampling |= {"top_p": 1.0, "top_k": -1}
