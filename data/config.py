@@ -5,6 +5,7 @@ that read its section) unless it is declared with `execution(...)` (batch shapes
 """
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -22,7 +23,7 @@ def execution(default: Any, **kwargs: Any) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
     def semantic(self) -> dict[str, Any]:
         """The fields that change the result, as plain JSON values, nested sections included."""
@@ -73,6 +74,31 @@ class EngineConfig(Section):
     deterministic: bool = execution(False, description="honour sampling seeds, whatever the batch; slower")
     sleep: bool = execution(False, description="give the cache's memory back while the trainer works")
     arguments: dict[str, str | int | float | bool | None] = execution({}, description="further arguments of SGLang")
+
+    @field_validator("urls")
+    @classmethod
+    def _addresses_without_secrets(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            parts = urlsplit(url)
+            if "@" in url or parts.query:
+                raise ValueError(
+                    f"{parts.scheme}://***: holds credentials or a query, and URLs are recorded; write "
+                    "http://host:port, and put the server's key into the environment variable SGLANG_API_KEY"
+                )
+            if parts.scheme not in ("http", "https") or not parts.netloc:
+                raise ValueError(f"{url!r}: must begin with http:// or https://, as in http://10.0.0.7:30000")
+        if len(set(urls)) < len(urls):
+            raise ValueError(f"{urls}: each server must be named once")
+        return urls
+
+    @model_validator(mode="after")
+    def _given_or_own(self) -> "EngineConfig":
+        if self.urls and self.replicas > 1:
+            raise ValueError(
+                f"engine.replicas = {self.replicas} with engine.urls: servers that run already are as many as their "
+                "addresses; remove one of the two"
+            )
+        return self
 
 
 class RewardConfig(Section):

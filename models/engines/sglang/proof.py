@@ -46,6 +46,11 @@ class Weights:
     def dtype(self) -> torch.dtype:
         return next(iter(self.tensors.values())).dtype
 
+    @property
+    def device(self) -> str:
+        """cpu or cuda"""
+        return next(iter(self.tensors.values())).device.type
+
     def checksums(self) -> dict[str, str]:
         """Parameter, as SGLang fuses them -> checksum, as SGLang computes it on the same kind of device."""
         from sglang.srt.managers.mm_utils import tensor_hash  # ty: ignore[unresolved-import]
