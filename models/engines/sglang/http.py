@@ -84,7 +84,7 @@ class Served:
 
         async def call() -> Any:
             async with self._session(timeout_s) as session:
-                return await _again(_Cut, lambda: self._ask(session, method, path, body))
+                return await _retrying(_Cut)(self._ask, session, method, path, body)
 
         return asyncio.run(call())
 
@@ -157,7 +157,7 @@ class Served:
             "sampling_params": request.sampling,
             "return_logprob": True,
         }
-        answer = await _again(_Unreached, lambda: self._ask(session, "POST", "/generate", body))
+        answer = await _retrying(_Unreached)(self._ask, session, "POST", "/generate", body)
         if (name := answer.get("meta_info", {}).get("id")) != request.name:
             raise BackendLost(f"SGLang at {self.url} answered to {name!r} where {request.name!r} was asked")
         return answer
@@ -195,14 +195,13 @@ class Served:
         return f"SGLang at {self.url} does not answer {path}: {reason}"
 
 
-async def _again[T](passing: type[BackendLost], call: Callable[[], Any]) -> Any:
-    retrying = AsyncRetrying(
+def _retrying(passing: type[BackendLost]) -> AsyncRetrying:
+    return AsyncRetrying(
         retry=retry_if_exception_type(passing),
         stop=stop_after_attempt(TRIES),
         wait=wait_random_exponential(multiplier=0.1, max=1.0),
         reraise=True,
     )
-    return await retrying(call)
 
 
 def _reason(text: str) -> str:
