@@ -49,17 +49,17 @@ class Replica:
     def load(self, wanted: Wanted, in_place: bool) -> Future[None]:
         """Serve other weights: in place where possible, else by a new start."""
         self._wanted = wanted
-        return self._worker.submit(self._load, wanted, in_place)
+        return self._submit(self._load, wanted, in_place)
 
     def generate(
         self, asked: Sequence[Asked], arrived: Callable[[int, Answer], None], timeout_s: float
     ) -> Future[None]:
-        return self._worker.submit(self._generate, asked, arrived, timeout_s)
+        return self._submit(self._generate, asked, arrived, timeout_s)
 
     def revive(self) -> Future[None]:
         """Bring back one that is not ready. Asked again meanwhile, it is the same future."""
         if self._revival is None:
-            self._revival = self._worker.submit(self._revive)
+            self._revival = self._submit(self._revive)
         return self._revival
 
     def forget_failure(self) -> None:
@@ -76,6 +76,13 @@ class Replica:
         self._drop()
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._drop()
+
+    def _submit[**P](self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Future[None]:
+        if not self._closing.is_set():
+            return self._worker.submit(work, *args, **kwargs)
+        stopped: Future[None] = Future()
+        stopped.set_exception(BackendLost("SGLang was stopped"))
+        return stopped
 
     def _load(self, wanted: Wanted, in_place: bool) -> None:
         self.ready = False
