@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-Fault = str | None  # reset, 500, 400, hang, text, other
+Fault = str | None  # reset, 500, 400, hang, text, other, abort, stale
 
 
 class Fake:
@@ -76,6 +76,8 @@ class Fake:
         if fault == "hang":
             self._released[name] = asyncio.Event()
             await self._released[name].wait()
+            reason = "abort"
+        if fault == "abort":
             reason = "abort"
         if fault == "stale":
             version = "older"

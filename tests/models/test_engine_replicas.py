@@ -104,7 +104,7 @@ def test_tokens_are_prompt_and_answer(fakes, replicas_of) -> None:
     assert (first.asked, sorted(second.asked)) == (["b.0"], ["a.0", "c.0"])
 
 
-@pytest.mark.parametrize("fault", ["reset", "500", "text", "other"])
+@pytest.mark.parametrize("fault", ["reset", "500", "text", "other", "abort"])
 def test_what_a_fault_left_is_asked_of_the_others(fakes, replicas_of, fault) -> None:
     """The first server answers 3 of its 6, then fails 3: those are asked for once more, no other is."""
     bad = fakes(lambda n: None if n < 3 or n >= 6 else fault)
@@ -430,7 +430,7 @@ def test_a_server_at_an_address(policies) -> None:
         require_logprobs_of(second, requests, stopped)
         assert {c.finish_reason for c in stopped} == {"stop", "length"}
         mine = engine._replicas._replicas[0]._backend
-        with pytest.raises(BackendRefused, match="SGLang at .* must see /nowhere under the same path"):
+        with pytest.raises(BackendRefused, match=r"SGLang at .* must see /nowhere under the same path"):
             mine.load_folder(Path("/nowhere"), "nowhere")
         with pytest.raises(BackendRefused, match="refuses /generate: status 400"):
             mine.generate([Asked("long", [1] * 5000, {"max_new_tokens": 8})], lambda i, answer: None, 60.0)

@@ -158,8 +158,11 @@ class Served:
             "return_logprob": True,
         }
         answer = await _retrying(_Unreached)(self._ask, session, "POST", "/generate", body)
-        if (name := answer.get("meta_info", {}).get("id")) != request.name:
+        meta = answer.get("meta_info", {})
+        if (name := meta.get("id")) != request.name:
             raise BackendLost(f"SGLang at {self.url} answered to {name!r} where {request.name!r} was asked")
+        if meta.get("finish_reason", {}).get("type") == "abort" and not self._aborting.is_set():
+            raise BackendLost(f"SGLang at {self.url} aborted {request.name!r}, which was not asked of it")
         return answer
 
     def _session(self, timeout_s: float | None) -> aiohttp.ClientSession:
