@@ -22,7 +22,7 @@ from data.config import EngineConfig
 from models.engines.contract import Completion, Request, SamplingParams
 from models.engines.sglang import engine as engine_module
 from models.engines.sglang import proof, servers, wire
-from models.engines.sglang.arguments import server_arguments
+from models.engines.sglang.arguments import prepare_environment, server_arguments
 from models.engines.sglang.backend import Answer, Asked, BackendLost, BackendRefused
 from models.engines.sglang.engine import SGLangEngine
 from models.engines.sglang.http import Served
@@ -356,6 +356,7 @@ def policies(tmp_path_factory) -> list[tuple[Path, str]]:
     """Two toys that differ, with distributions far from uniform, and their digests."""
     if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("sgl_kernel") is None:
         pytest.skip("SGLang is not installed")
+    prepare_environment("cpu")
     found = []
     for scale in (6, 5):
         folder = tmp_path_factory.mktemp(f"toy-{scale}")
@@ -420,7 +421,7 @@ def test_a_server_at_an_address(policies) -> None:
     (first, first_digest), (second, second_digest) = policies
     theirs = EngineConfig(kind="sglang", batch=8, memory=0.3, arguments={"skip_tokenizer_init": False})
     server = Own(server_arguments(theirs, first, "cpu", "theirs", 2), theirs, None, threading.Event())
-    engine = SGLangEngine(EngineConfig(kind="sglang", urls=[server.url], batch=8, timeout_s=60.0), 2)
+    engine = SGLangEngine(EngineConfig(kind="sglang", urls=[server.url], batch=8, timeout_s=20.0), 2)
     requests = prompts(20)
     try:
         engine.update_weights(first, 1, first_digest)
@@ -436,7 +437,7 @@ def test_a_server_at_an_address(policies) -> None:
             mine.generate([Asked("long", [1] * 5000, {"max_new_tokens": 8})], lambda i, answer: None, 60.0)
         require_abort_is_ones_own(server, mine)
         server.close()
-        with pytest.raises(BackendLost, match=f"{server.url}.*tried for engine.timeout_s = 60 s"):
+        with pytest.raises(BackendLost, match=f"{server.url}.*tried for engine.timeout_s = 20 s"):
             engine.generate(requests, PARAMS)
     finally:
         engine.close()
