@@ -244,9 +244,10 @@ def test_abort_ends_what_is_asked_and_what_waits(fakes) -> None:
     assert set(fake.aborted) == set(fake.asked) and len(fake.asked) == 2
 
 
+@pytest.mark.timeout(60)
 def test_close_ends_a_call_under_way(fakes, replicas_of) -> None:
     fake = fakes(lambda n: "hang")
-    replicas = replicas_of(fake)
+    replicas = replicas_of(fake, timeout_s=10_000.0)
     raised: list[BaseException] = []
 
     def ask() -> None:
@@ -309,8 +310,10 @@ def test_a_child_on_the_leash_ends_with_a_killed_parent() -> None:
     until(lambda: "-c" in child.cmdline() and "import time; time.sleep(600)" in child.cmdline()[2])
     process.kill()
     process.wait()
-    gone, alive = psutil.wait_procs([child], timeout=30)
-    assert gone and not alive
+    gone, left = psutil.wait_procs([child], timeout=30)
+    for orphan in left:
+        orphan.kill()
+    assert gone and not left
 
 
 class Elsewhere:
