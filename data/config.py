@@ -66,7 +66,9 @@ class EngineConfig(Section):
 
     kind: Literal["transformers", "sglang"] = "transformers"
     batch: Positive = execution(128, description="trajectories decoded together (SGLang: also its largest CUDA graph)")
-    urls: list[str] = execution([], description="addresses of SGLang servers that run already; none: start our own")
+    urls: list[str] = execution(
+        [], description="addresses of SGLang servers that run already (key: SGLANG_API_KEY); none: start our own"
+    )
     replicas: Positive = execution(1, description="own servers on this machine, each on a GPU of its own")
     memory: float = execution(0.4, gt=0.0, lt=1.0, description="share of the GPU's memory for weights and cache")
     cache_tokens: Positive | None = execution(None, description="most tokens in the key-value cache; unset: by memory")

@@ -51,7 +51,7 @@ class Replicas:
             if not left:
                 break
             again = {p: Asked(f"{r.name}.{attempt}", r.token_ids, r.sampling) for p, r in left.items()}
-            lost = self._round(again, answers)
+            lost = self._round(again, answers, last=attempt + 1 == ATTEMPTS)
         if lost is not None and len(answers) < len(asked):
             raise lost
         return [answers[place] for place in range(len(asked))]
@@ -61,8 +61,8 @@ class Replicas:
         for replica in replicas:
             replica.close()
 
-    def _round(self, asked: dict[int, Asked], answers: dict[int, Answer]) -> BackendLost | None:
-        """Ask each once. What one that was lost raised; it is being started again."""
+    def _round(self, asked: dict[int, Asked], answers: dict[int, Answer], last: bool) -> BackendLost | None:
+        """Ask each once. What one that was lost raised; unless it was the last round, it is being started again."""
         replicas, places = self._living(), list(asked)
         shares = balance([_tokens(asked[place]) for place in places], len(replicas))
         jobs: dict[Future[None], Replica] = {}
@@ -78,8 +78,9 @@ class Replicas:
             error = job.exception()
             if isinstance(error, BackendLost):
                 lost = error
-                log.warning("%s; it is brought back, and what it had not finished is asked for again", lost)
-                jobs[job].revive()
+                if not last:
+                    log.warning("%s; it is brought back, and what it had not finished is asked for again", lost)
+                    jobs[job].revive()
             elif error is not None:
                 _stop(jobs)
                 raise error
