@@ -53,6 +53,7 @@ class Own(Served):
         except BaseException:
             self.close()
             raise
+        os.truncate(self._log, 0)  # a server that came up complains of trifles, which would explain its end wrongly
 
     @property
     def pid(self) -> int:
