@@ -6,6 +6,7 @@ One that came when runs were already on record is declared with `later(...)`: it
 """
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -31,7 +32,7 @@ def later(default: Any, **kwargs: Any) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
     def semantic(self) -> dict[str, Any]:
         """The fields that change the result, as plain JSON values, nested ones included; see `execution`, `later`."""
@@ -79,7 +80,9 @@ class EngineConfig(Section):
 
     kind: Literal["transformers", "sglang"] = "transformers"
     batch: Positive = execution(128, description="trajectories decoded together (SGLang: also its largest CUDA graph)")
-    urls: list[str] = execution([], description="addresses of SGLang servers that run already; none: start our own")
+    urls: list[str] = execution(
+        [], description="addresses of SGLang servers that run already (key: SGLANG_API_KEY); none: start our own"
+    )
     replicas: Positive = execution(1, description="own servers on this machine, each on a GPU of its own")
     dtype: Literal["float32", "bfloat16", "float16"] | None = later(
         None, description="of the weights it generates with; unset: the policy's own. On a GPU it must be a 16-bit one"
@@ -90,6 +93,31 @@ class EngineConfig(Section):
     deterministic: bool = execution(False, description="honour sampling seeds, whatever the batch; slower")
     sleep: bool = execution(False, description="give the cache's memory back while the trainer works")
     arguments: dict[str, str | int | float | bool | None] = execution({}, description="further arguments of SGLang")
+
+    @field_validator("urls")
+    @classmethod
+    def _addresses_without_secrets(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            parts = urlsplit(url)
+            if "@" in url or parts.query:
+                raise ValueError(
+                    f"{parts.scheme}://***: holds credentials or a query, and URLs are recorded; write "
+                    "http://host:port, and put the server's key into the environment variable SGLANG_API_KEY"
+                )
+            if parts.scheme not in ("http", "https") or not parts.netloc:
+                raise ValueError(f"{url!r}: must begin with http:// or https://, as in http://10.0.0.7:30000")
+        if len(set(urls)) < len(urls):
+            raise ValueError(f"{urls}: each server must be named once")
+        return urls
+
+    @model_validator(mode="after")
+    def _given_or_own(self) -> "EngineConfig":
+        if self.urls and self.replicas > 1:
+            raise ValueError(
+                f"engine.replicas = {self.replicas} with engine.urls: servers that run already are as many as their "
+                "addresses; remove one of the two"
+            )
+        return self
 
 
 class RewardConfig(Section):

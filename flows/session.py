@@ -125,7 +125,7 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         ledger=ledger,
         fleet=Fleet(config.resources.ray_address),
         cache=home.cache,
-        engine=engine_role(config.engine, threads),
+        engine=engine_role(config.engine, threads, bool(config.sampling.stop)),
         trainer=trainer_role(threads, config.layout),
         worker=worker_role(config.reward.workers),
         watchers=[lambda note: require_going_on(), *watchers],

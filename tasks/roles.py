@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from models.megatron.trainer import Trainer
 
 
-def engine_role(config: EngineConfig, threads: int) -> Role:
-    return Role("engine", make_engine, (config, threads))
+def engine_role(config: EngineConfig, threads: int, text: bool) -> Role:
+    """text: whether stop strings will be asked for."""
+    return Role("engine", make_engine, (config, threads, text))
 
 
 def trainer_role(threads: int, layout: LayoutConfig) -> Role:
@@ -23,11 +24,11 @@ def worker_role(scorer_processes: int) -> Role:
     return Role("worker", make_worker, (scorer_processes,))
 
 
-def make_engine(config: EngineConfig, threads: int) -> "RolloutEngine":
+def make_engine(config: EngineConfig, threads: int, text: bool) -> "RolloutEngine":
     if config.kind == "sglang":
         from models.engines.sglang.engine import SGLangEngine
 
-        return SGLangEngine(config, threads)
+        return SGLangEngine(config, threads, text)
     from models.engines.transformers import TransformersEngine
 
     return TransformersEngine(config.batch, threads)

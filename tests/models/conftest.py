@@ -51,7 +51,7 @@ def engine_of(request: pytest.FixtureRequest, sharp_toy: Path, digest_of) -> Ite
         if kind == "sglang":
             request.getfixturevalue("sglang_on_cpu")
         if kind not in engines:
-            engines[kind] = make_engine(EngineConfig(kind=kind, batch=32), 2)
+            engines[kind] = make_engine(EngineConfig(kind=kind, batch=32), 2, text=True)
             engines[kind].update_weights(sharp_toy, 3, digest_of(sharp_toy))
         return engines[kind]
 

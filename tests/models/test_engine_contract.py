@@ -202,7 +202,7 @@ def test_bad_requests_are_refused_before_anything_is_generated(engine):
         engine.generate([fine, Request("n", np.array([-1], np.int32), 0)], PLAIN)
     with pytest.raises(ValueError, match=r"trajectory s: seed -1; it must be in \[0, 2\^64\)"):
         engine.generate([fine, Request("s", np.array([1], np.int32), -1)], PLAIN)
-    empty = make_engine(EngineConfig(kind=engine.name), 2)
+    empty = make_engine(EngineConfig(kind=engine.name), 2, text=True)
     assert (empty.health().ready, empty.policy_digest) == (False, None)
     with pytest.raises(NotReady, match="no weights yet; call update_weights first"):
         empty.generate([fine], PLAIN)

@@ -14,6 +14,7 @@ from data.config import EngineConfig
 from models.engines.contract import Request, SamplingParams
 from models.engines.sglang import proof
 from models.engines.sglang.backend import BackendLost
+from models.engines.sglang.embedded import Embedded
 from models.engines.sglang.engine import SGLangEngine
 from models.weights import WeightsMismatch, read_tensors, tensors_digest, write_tensors
 
@@ -29,6 +30,10 @@ def engine(engine_of, sharp_toy) -> SGLangEngine:
     before = made.policy_digest
     yield made
     made.update_weights(sharp_toy, 3, before)
+
+
+def backend_of(engine: SGLangEngine) -> Embedded:
+    return engine._replicas._replicas[0]._backend
 
 
 @pytest.fixture
@@ -70,7 +75,7 @@ def in_bf16(folder: Path, target: Path) -> Path:
 def test_c25_weights_that_arrive_altered_are_caught(engine, small_step, tmp_path, monkeypatch, fault):
     """SGLang is given other files than were asked for, and says that all went well."""
     folder, digest = small_step
-    backend = engine._replicas._backend
+    backend = backend_of(engine)
     load, wrong = backend.load_folder, fault(folder, tmp_path / "wrong")
     monkeypatch.setattr(backend, "load_folder", lambda path, tag: load(wrong if path == folder else path, tag))
     assert_refused_and_restored(engine, folder, digest, r"parameters are not those of digest \w{64}, first model")
@@ -78,7 +83,7 @@ def test_c25_weights_that_arrive_altered_are_caught(engine, small_step, tmp_path
 
 def test_c25_a_sync_that_did_not_happen_is_caught(engine, small_step, sharp_toy, monkeypatch):
     folder, digest = small_step
-    backend = engine._replicas._backend
+    backend = backend_of(engine)
     load = backend.load_folder
     monkeypatch.setattr(backend, "load_folder", lambda path, tag: None if path == folder else load(path, tag))
     assert_refused_and_restored(engine, folder, digest, "it says that it serves '.*', not '.*'")
@@ -86,7 +91,7 @@ def test_c25_a_sync_that_did_not_happen_is_caught(engine, small_step, sharp_toy,
 
 def test_c25_old_weights_under_the_new_version_are_caught(engine, small_step, sharp_toy, monkeypatch):
     folder, digest = small_step
-    backend = engine._replicas._backend
+    backend = backend_of(engine)
     load = backend.load_folder
     monkeypatch.setattr(backend, "load_folder", lambda path, tag: load(sharp_toy, tag))
     assert_refused_and_restored(engine, folder, digest, "parameters are not those of digest")
@@ -140,7 +145,7 @@ def test_a_prefix_of_the_old_weights_is_not_used(engine, small_step, sharp_toy, 
     shutil.copytree(sharp_toy, tmp_path / "far")
     tensors = {name: t * 0.5 if t.ndim == 2 else t for name, t in read_tensors(sharp_toy).items()}
     digest = write_tensors(tmp_path / "far", tensors)
-    manager = engine._replicas._backend._manager
+    manager = backend_of(engine)._manager
     update = manager.update_weights_from_disk
 
     def without_flush(ask, request):

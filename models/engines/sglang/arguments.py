@@ -11,6 +11,8 @@ from models.weights import stored_dtype
 
 HEADROOM = 16  # positions SGLang wants for itself; answers are limited by us, to the model's own context
 
+OURS = {"model_path", "weight_version", "tp_size", "pp_size", "dp_size", "skip_tokenizer_init"}
+
 
 class EngineMissing(ImportError):
     """SGLang is not installed, or cannot run on this machine."""
@@ -47,12 +49,15 @@ def _dtype(config: EngineConfig, folder: Path, device: str) -> str:
 
 
 def server_arguments(
-    config: EngineConfig, folder: Path, device: str, tag: str, threads: int, seed: int = 0
+    config: EngineConfig, folder: Path, device: str, tag: str, threads: int, text: bool
 ) -> dict[str, Any]:
-    """Of `sglang.Engine`, or as flags of its server. `engine.arguments` has the last word."""
+    """text: whether it is to watch for stop strings, for which it needs the tokenizer.
+
+    Of `sglang.Engine`, or as flags of its server. `engine.arguments` has the last word.
+    """
     chosen: dict[str, Any] = {
         "model_path": str(folder),
-        "skip_tokenizer_init": True,  # token ids only
+        "skip_tokenizer_init": not text,  # token ids only
         "dtype": _dtype(config, folder, device),
         "context_length": read_config(folder).context + HEADROOM,
         "weight_version": tag,
@@ -62,9 +67,13 @@ def server_arguments(
         "grammar_backend": "none",
         "skip_server_warmup": True,
         "log_level": "warning",
-        "random_seed": seed,
+        "random_seed": 0,
         **(_on_cpu(config, threads) if device == "cpu" else _on_gpu(config)),
     }
+    if taken := sorted(OURS & set(config.arguments)):
+        raise ValueError(
+            f"engine.arguments.{taken[0]}: it is set by Rollbook, which serves a policy on one GPU; remove it"
+        )
     if config.cache_tokens is not None:
         chosen["max_total_tokens"] = config.cache_tokens
     if config.deterministic:

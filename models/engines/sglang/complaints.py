@@ -13,7 +13,9 @@ def explain(log: Path, otherwise: str) -> str:
     for line in reversed(lines):
         if any(word in line for word in MEMORY):
             return f"{line.strip()[:300]}; {out_of_memory()}"
-    errors = [line.strip() for line in lines if "Error" in line and not line.strip().startswith(NOISE)]
+    errors = [
+        line.strip() for line in lines if ("Error" in line or "error:" in line) and not line.strip().startswith(NOISE)
+    ]
     return errors[-1][:300] if errors else otherwise
 
 

@@ -1,9 +1,10 @@
 """The SGLang rollout engine: replicas that serve one policy, weights that are proven after each sync."""
 
+import functools
 import importlib.metadata
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from models.folder import FolderConfig, read_config
 from models.weights import WeightsMismatch, stored_dtype
 
 log = logging.getLogger("rollbook")
+PROBE_S = 600.0  # the first tokens after a start may wait for kernels that are compiled
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,14 @@ class SGLangEngine:
 
     name = "sglang"
 
-    def __init__(self, config: EngineConfig, threads: int) -> None:
+    def __init__(self, config: EngineConfig, threads: int, text: bool = False) -> None:
+        """text: whether stop strings will be asked for."""
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         if not config.urls:
             prepare_environment(self._device)
-        self.version = importlib.metadata.version("sglang")
-        self._config = config
-        self._replicas = Replicas(config, self._device, threads)
+        self.version = _version()
+        self._config, self._text = config, text
+        self._replicas = Replicas(config, self._device, threads, text)
         self._serving: _Serving | None = None
 
     @property
@@ -103,6 +106,8 @@ class SGLangEngine:
         serving = self._serving
         if serving is None:
             raise NotReady("the engine has no weights yet; call update_weights first")
+        if params.stop and not self._text:
+            raise ValueError("sampling.stop: this engine was started without a tokenizer; start it with text=True")
         for request in requests:
             require_sane(request, serving.config.vocab, serving.config.context)
         call = uuid.uuid4().hex[:8]  # SGLang wants names that it never heard before
@@ -120,7 +125,9 @@ class SGLangEngine:
     def _bring(self, new: _Serving, weights: proof.Weights) -> None:
         alike = self._serving is not None and self._serving.shape == new.shape
         self._serving = None  # until it is proven
-        self._replicas.load(new.folder, new.tag, in_place=alike, prove=lambda b: _prove(b, new, weights))
+        prove = _Proof(new, lambda: self._read(new.folder, new.digest), weights)
+        self._replicas.load(new.folder, new.tag, in_place=alike, prove=prove)
+        prove.held = None  # a replica brought back later is proven by the files
         self._serving = new
 
     def _read(self, folder: Path, digest: str) -> proof.Weights:
@@ -139,18 +146,51 @@ class SGLangEngine:
             self._replicas.close()
 
 
-def _prove(backend: Backend, new: _Serving, weights: proof.Weights) -> None:
-    """Raises WeightsMismatch unless it serves these weights under the tag, and computes with them."""
-    holder = f"SGLang, loaded from {new.folder}"
-    if (served := backend.serving()) != new.tag:
-        raise WeightsMismatch(f"{holder}: it says that it serves {served!r}, not {new.tag!r}; the sync did not arrive")
-    for rank in backend.checksums():
-        proof.require_same_parameters(holder, rank, weights)
-    prompts = proof.probes(new.config.vocab)
-    answers: dict[int, Answer] = {}
-    call = uuid.uuid4().hex[:8]
-    asked = [wire.probe(f"probe {i} #{call}", prompt, proof.ANSWER) for i, prompt in enumerate(prompts)]
-    backend.generate(asked, answers.__setitem__, timeout_s=600.0)
-    said = [wire.tokens_of(answers[place]) for place in range(len(prompts))]
-    ours = weights.logprobs(prompts, [ids.tolist() for ids, _ in said])
-    proof.require_same_logprobs(holder, [logprobs for _, logprobs in said], ours, weights.dtype)
+@dataclass
+class _Proof:
+    """Raises WeightsMismatch unless a backend serves the weights under their tag, and computes with them."""
+
+    new: _Serving
+    read: Callable[[], proof.Weights]
+    held: proof.Weights | None
+
+    def __call__(self, backend: Backend) -> None:
+        holder, tag = f"SGLang, loaded from {self.new.folder}", self.new.tag
+        if (served := backend.serving()) != tag:
+            raise WeightsMismatch(f"{holder}: it says that it serves {served!r}, not {tag!r}; the sync did not arrive")
+        weights = self.held or self.read()
+        if proof.can_hash(backend.device, weights.device):
+            for rank in backend.checksums():
+                proof.require_same_parameters(holder, rank, weights)
+        else:
+            _say_unhashed(backend.device, weights.device)
+        self._compare_logprobs(holder, backend, weights)
+
+    def _compare_logprobs(self, holder: str, backend: Backend, weights: proof.Weights) -> None:
+        prompts = proof.probes(self.new.config.vocab)
+        answers: dict[int, Answer] = {}
+        call = uuid.uuid4().hex[:8]
+        asked = [wire.probe(f"probe {i} #{call}", prompt, proof.ANSWER) for i, prompt in enumerate(prompts)]
+        backend.generate(asked, answers.__setitem__, timeout_s=PROBE_S)
+        said = [wire.tokens_of(answers[place]) for place in range(len(prompts))]
+        ours = weights.logprobs(prompts, [ids.tolist() for ids, _ in said])
+        proof.require_same_logprobs(holder, [logprobs for _, logprobs in said], ours, weights.dtype)
+
+
+@functools.cache
+def _say_unhashed(theirs: str, ours: str) -> None:
+    """Once. SGLang's checksums of the same bytes differ between kinds of device."""
+    log.warning(
+        "SGLang computes on %s, this process on %s: checksums cannot be compared, so weights are proven by their "
+        "version and by log-probs only",
+        theirs,
+        ours,
+    )
+
+
+def _version() -> str:
+    """Of the package here; servers elsewhere have one of their own."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return "remote"

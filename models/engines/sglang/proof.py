@@ -5,6 +5,7 @@ come from `transformers`, another implementation, so they catch what no checksum
 that are used in the wrong way, prefixes computed under the old ones, a CUDA graph that reads elsewhere.
 """
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,11 @@ class Weights:
     @property
     def dtype(self) -> torch.dtype:
         return next(iter(self.tensors.values())).dtype
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda"""
+        return next(iter(self.tensors.values())).device.type
 
     def checksums(self) -> dict[str, str]:
         """Parameter, as SGLang fuses them -> checksum, as SGLang computes it on the same kind of device."""
@@ -103,6 +109,11 @@ def _place(folder: Path, tensors: dict[str, torch.Tensor], device: str) -> PreTr
     model.load_state_dict({name: tensors[name] for name in given}, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
+
+
+def can_hash(theirs: str, ours: str) -> bool:
+    """Whether checksums can be compared: SGLang's own function makes them, and makes others on another device."""
+    return theirs == ours and importlib.util.find_spec("sglang") is not None
 
 
 def fuse(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
