@@ -198,7 +198,7 @@ def test_an_answer_of_older_weights_is_no_completion(fakes, replicas_of) -> None
     asked = [wire.ask(request, PARAMS, 64, "p@0/0#call")]
     (answer,) = replicas_of(fakes(lambda n: "stale")).generate(asked)
     with pytest.raises(ValueError, match="with weights 'older', asked for 'policy-1'"):
-        wire.completion(request, answer, TAG, 1, "digest")
+        wire.completion(request, answer, (), TAG, 1, "digest")
 
 
 def test_a_server_without_checksums_is_refused(fakes) -> None:
@@ -331,15 +331,16 @@ class Elsewhere:
 def test_a_server_on_another_kind_of_device_is_proven_by_logprobs(tmp_path, caplog) -> None:
     write_toy(tmp_path)
     digest = tensors_digest(read_tensors(tmp_path))
-    weights = proof.read_weights(tmp_path, digest, "cpu")
+    weights = proof.read_weights(tmp_path, digest, "cpu", None)
     config = engine_module.read_config(tmp_path)
     serving = engine_module._Serving(tmp_path, config, b"", 1, "tag")
+    prove = engine_module._Proof(serving, lambda: pytest.fail("it holds them"), weights)
     engine_module._say_unhashed.cache_clear()
-    engine_module._prove(Elsewhere(weights, 0.0), serving, weights)
-    engine_module._prove(Elsewhere(weights, 0.0), serving, weights)
+    prove(Elsewhere(weights, 0.0))
+    prove(Elsewhere(weights, 0.0))
     assert [record.message for record in caplog.records if "checksums cannot be compared" in record.message] == [
         "SGLang computes on cuda, this process on cpu: checksums cannot be compared, so weights are proven by their "
         "version and by log-probs only"
     ]
     with pytest.raises(WeightsMismatch, match="it computes with others"):
-        engine_module._prove(Elsewhere(weights, -0.01), serving, weights)
+        prove(Elsewhere(weights, -0.01))
