@@ -148,7 +148,7 @@ class Tracker:
         }
         experiment = self._client.get_run(self._parent_id).info.experiment_id
         nested = client.create_run(experiment, run_name=f"{self._run}/{record.iteration}", tags=tags).info.run_id
-        metrics = _metrics(record.metrics, record.iteration, stamp)
+        metrics = points(record.metrics, record.iteration, stamp)
         metrics += _held_out(record.held_out, record.iteration) if record.held_out else []
         client.log_batch(nested, metrics=metrics, params=[Param("iteration", str(record.iteration))])
         client.log_batch(self._parent_id, metrics=metrics)
@@ -224,15 +224,15 @@ def _have_registered_model(client: MlflowClient, name: str) -> None:
             raise
 
 
-def _metrics(values: Mapping[str, float], step: int, stamp: int) -> list[Metric]:
-    """MLflow takes no @ in a name."""
+def points(values: Mapping[str, float], step: int, stamp: int) -> list[Metric]:
+    """Metrics as MLflow takes them: with no @ in a name."""
     return [Metric(name.replace("@", "_at_"), float(value), stamp, step) for name, value in values.items()]
 
 
 def _held_out(found: Evaluation, iteration: int) -> list[Metric]:
     """Of the same evaluation the same points, however often it is told."""
     stamp = max(map(_milliseconds, found.rewards.values()))
-    return _metrics({f"held_out/{name}": value for name, value in found.figures.items()}, iteration, stamp)
+    return points({f"held_out/{name}": value for name, value in found.figures.items()}, iteration, stamp)
 
 
 def _milliseconds(manifest: Manifest) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
@@ -10,7 +11,12 @@ from mlflow.tracking import MlflowClient
 from data.ledger import Ledger
 from data.store import Store
 from data.tables import read_table
+from flows import reading
+from flows.config import load
+from flows.pages import iteration_page
+from flows.training import evaluate_policy, plan
 from infra.home import Home
+from tests.recorder import SORT, record_run
 
 
 def rewards(uri: str) -> tuple[list[list[float]], list[str]]:
@@ -76,3 +82,52 @@ def test_between_iterations_and_under_other_settings(rollbook: Callable[..., str
 def made_before(ledger: Ledger, iteration: int, first: str, second: str) -> bool:
     made = {m.step: m for m in ledger.steps(iteration)}
     return made[first].created_at < made[second].created_at
+
+
+def test_a_sweep_evaluates_its_variants_likewise(rollbook: Callable[..., str]) -> None:
+    """Of one policy, two or four answers to each of seven problems."""
+    grid = ("--grid", "evaluate.samples=2,4", "--grid", "evaluate.problems=7")
+    said = rollbook("sweep", "small", "--iteration", "2", *grid, "--evaluate", "--json")
+    few, many = (variant["metrics"] for variant in json.loads(said)["variants"])
+    assert few["held_out/sampled"] == few["held_out/avg@2"] and many["held_out/sampled"] == many["held_out/avg@4"]
+    assert few["held_out/greedy"] == many["held_out/greedy"]
+    assert many["held_out/pass@1"] == pytest.approx(many["held_out/avg@4"])  # rewards are 0 or 1
+    assert many["held_out/pass@1"] <= many["held_out/pass@2"] <= many["held_out/pass@4"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "every", "evaluated"),
+    [(0, None, [0, 5]), (0, 2, [0, 2, 4, 5]), (3, 2, [0, 4, 5]), (4, 2, [0, 4, 5]), (5, 2, [0, 5]), (0, 5, [0, 5])],
+)
+def test_what_is_evaluated(tmp_path: Path, recorded: int, every: int | None, evaluated: list[int]) -> None:
+    """The first policy and the last, and of those between each that starts an iteration which is still to come."""
+    overrides = [f"evaluate.every={every}"] if every else []
+    config = load(SORT, [f"resources.store=file://{tmp_path}/store", "iterations=5", *overrides])
+    run, _ = record_run(config, Home(tmp_path), recorded)
+    plan(config, run)
+    notes = [(note.step, note.iteration) for note in run.notes]
+    assert [k for step, k in notes if step == "evaluate_sampled"] == evaluated
+    for k in evaluated[1:-1]:
+        assert notes.index(("score_greedy", k)) < notes.index(("generate", k))
+
+
+def test_an_evaluation_between_is_not_the_end(tmp_path: Path) -> None:
+    """Two of four iterations, and the evaluation after them; as the last act of a shorter run it is the end."""
+    store = f"resources.store=file://{tmp_path}/store"
+    for every, status in (("2", "stopped"), ("3", "complete")):
+        config = load(SORT, [store, "iterations=4", f"run=every{every}", f"evaluate.every={every}"])
+        run, head = record_run(config, Home(tmp_path), 2)
+        evaluate_policy(config, run, 2, head)
+        record = run.ledger.record
+        assert record is not None
+        assert reading.row(run.ledger, record, Home(tmp_path))["status"] == status
+
+
+def test_the_page_of_an_iteration_tells_of_the_policy_before(tmp_path: Path) -> None:
+    from data.summary import summarize_iteration
+
+    config = load(SORT, [f"resources.store=file://{tmp_path}/store"])
+    run, head = record_run(config, Home(tmp_path), 1)
+    assert "Held-out" not in iteration_page(summarize_iteration(run.ledger, 0))
+    evaluate_policy(config, run, 0, head)
+    assert "| sampled | 0.500 |\n| greedy | 0.500 |" in iteration_page(summarize_iteration(run.ledger, 0))
