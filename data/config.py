@@ -249,7 +249,14 @@ class WarmStartConfig(Section):
 
 
 class EvaluateConfig(Section):
-    problems: int = Field(384, ge=0, description="held-out problems, before and after; 0: no evaluation")
+    """Held-out problems under the policies of a run. All of it may be changed within a run."""
+
+    problems: int = Field(384, ge=-1, description="the first so many held-out ones; 0: no evaluation; -1: a whole file")
+    every: Positive | None = execution(None, description="iterations between two; unset: only before and after")
+    samples: Positive = later(1, description="sampled answers a problem, the k of avg@k and pass@k")
+    temperature: float | None = later(None, gt=0.0, description="of the sampled answers; sampling.temperature if unset")
+    greedy: bool = later(True, description="one greedy answer a problem besides")
+    pass_reward: float = later(1.0, description="an answer with at least this reward passes")
 
 
 class CheckpointConfig(Section):

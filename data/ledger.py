@@ -6,7 +6,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import batched
@@ -41,7 +41,8 @@ STEPS = ("generate", "score", "replay", "advantages", "train", "publish")  # of 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ITERATION = re.compile(r"[0-9]{6,}")
 AT_ONCE, THREADS = 64, 16  # iterations read ahead, and how many of them at a time
-FREE = frozenset({"run", "iterations"})  # a run may be made longer or shorter
+FREE = frozenset({"run", "iterations", "evaluate"})  # a run may be made longer or shorter, and evaluated otherwise
+KEY_CHARACTERS = 12
 
 
 class RunConflict(ValueError):
@@ -112,7 +113,7 @@ class Ledger:
     def open_or_create(self, config: Section, fork: Fork | None = None) -> RunRecord:
         """The run's record, made now if there is none.
 
-        Raises RunConflict if it was made with other semantic settings (the number of iterations is free), StoreError
+        Raises RunConflict if it was made with other semantic settings (but for those that are FREE), StoreError
         if the store cannot be written.
         """
         path = f"{self.run}/run.json"
@@ -148,6 +149,17 @@ class Ledger:
         if self.parent is not None and self.fork is not None and self.fork.has(iteration, step):
             return self.parent.at(iteration, step)
         return Address(f"{self.run}/{iteration:06d}/{step}", self.run, iteration)
+
+    def among(self, iteration: int, request: Request) -> Address:
+        """Where one of several results of a step is entered: in its place, or beside it if another request's is there.
+
+        So the first has the place of a step that is made once, and all are found by their keys.
+        """
+        place = self.at(iteration, request.step)
+        found = self.find(place)
+        if found is None or found.key == request.key:
+            return place
+        return replace(place, path=f"{place.path}-{request.key[:KEY_CHARACTERS]}")
 
     def shared(self, request: Request) -> Address:
         """Where a thing that belongs to no run is entered: under its kind and key."""
@@ -215,7 +227,7 @@ class Ledger:
 
 
 def changes(one: RunRecord, other: RunRecord) -> list[Difference]:
-    """Settings that change the result and differ between two runs, but for name and length."""
+    """Settings that change the result of training and differ between two runs, but for name and length."""
     found = differences(one.semantic, other.semantic)
     return [d for d in found if d.name.split(".")[0] not in FREE]
 

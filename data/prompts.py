@@ -39,8 +39,8 @@ class PromptSource(Protocol):
         """Prompts at positions cursor to cursor + count."""
         ...
 
-    def held_out(self, count: int) -> list[Prompt]:
-        """The first `count` prompts that are never trained on, always the same; fewer if there are no more."""
+    def held_out(self, count: int | None) -> list[Prompt]:
+        """The first `count` prompts that are never trained on (None: all), always the same; or as many as there are."""
         ...
 
     def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, str]]:
@@ -97,8 +97,8 @@ class ProceduralSource:
     def take(self, cursor: int, count: int, seed: int) -> list[Prompt]:
         return [self._prompt(draw(self.problem, at, seed, "train")) for at in range(cursor, cursor + count)]
 
-    def held_out(self, count: int) -> list[Prompt]:
-        return [self._prompt(item) for item in held_out(self.problem, count)]
+    def held_out(self, count: int | None) -> list[Prompt]:
+        return [self._prompt(item) for item in held_out(self.problem, self.problem.size if count is None else count)]
 
     def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, str]]:
         items = [draw(self.problem, at, seed, "demonstration") for at in range(cursor, cursor + count)]
@@ -135,7 +135,7 @@ class FileSource:
         places = (divmod(at, size) for at in range(cursor, cursor + count))
         return [self.prompts[_epoch_order(seed, epoch, size)[at]] for epoch, at in places]
 
-    def held_out(self, count: int) -> list[Prompt]:
+    def held_out(self, count: int | None) -> list[Prompt]:
         if self.held is None:
             raise PromptError(
                 f"prompts.source {self.name} has no held-out prompts; set prompts.held_out to a file, or "

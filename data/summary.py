@@ -12,6 +12,46 @@ from data.ledger import STEPS, THREADS, Ledger
 from data.manifest import Manifest
 
 DECODINGS = ("sampled", "greedy")
+ERROR = "/se"  # ends the name of a figure's standard error
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one policy got on held-out problems."""
+
+    rewards: Mapping[str, Manifest]  # by decoding
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Mean reward by decoding, avg@k and pass@j of the sampled answers, each with its error; and how many failed.
+
+        What `sampled` names is avg@k whatever k, so that evaluations with another k can be told side by side.
+        """
+        found: dict[str, float] = {}
+        for decoding, manifest in self.rewards.items():
+            metrics = manifest.metrics
+            average = next((n for n in metrics if n.startswith("avg@") and not n.endswith(ERROR)), "reward/mean")
+            pairs = {decoding: average, f"{decoding}{ERROR}": f"{average}{ERROR}"}
+            found |= {name: metrics[own] for name, own in pairs.items() if own in metrics}
+            if decoding == "sampled":
+                found |= {name: value for name, value in metrics.items() if name.startswith(("avg@", "pass@"))}
+        return found | {"failed": sum(manifest.metrics.get("reward/failed", 0.0) for manifest in self.rewards.values())}
+
+
+def leading(*figures: Mapping[str, float]) -> list[str]:
+    """The names that people look at first: mean rewards, and pass@k of the largest k above 1."""
+    names = {name for found in figures for name in found}
+    tries = [int(n.removeprefix("pass@")) for n in names if n.startswith("pass@") and not n.endswith(ERROR)]
+    passing = f"pass@{max(tries)}" if max(tries, default=1) > 1 else ""
+    return [name for name in (DECODINGS[0], passing, DECODINGS[1]) if name in names]
+
+
+def with_error(figures: Mapping[str, float], name: str) -> str:
+    """A figure with its standard error, as far as they are known."""
+    if name not in figures:
+        return "-"
+    error = figures.get(f"{name}{ERROR}")
+    return f"{figures[name]:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 @dataclass(frozen=True)
@@ -19,7 +59,7 @@ class IterationSummary:
     """One iteration. `wall` is None if the driver died between the last step and its note."""
 
     iteration: int
-    manifests: Mapping[str, Manifest]  # by step, those on record
+    manifests: Mapping[str, Manifest]  # by step, those on record; of several the newest
     wall: float | None  # seconds, from the driver's clock
 
     @property
@@ -49,10 +89,10 @@ class IterationSummary:
         return merged | self._staleness()
 
     @property
-    def held_out(self) -> dict[str, float]:
-        """Mean reward on held-out problems of the policy that the iteration starts from, by decoding."""
-        scores = {d: self.manifests.get(f"score_{d}") for d in DECODINGS}
-        return {d: manifest.metrics["reward/mean"] for d, manifest in scores.items() if manifest is not None}
+    def evaluation(self) -> Evaluation | None:
+        """Of the policy that the iteration starts from; of several the newest."""
+        scores = {d: self.manifests[f"score_{d}"] for d in DECODINGS if f"score_{d}" in self.manifests}
+        return Evaluation(scores) if scores else None
 
     @property
     def mismatch(self) -> dict[str, JsonValue] | None:
@@ -77,7 +117,7 @@ class RunSummary:
 
     run: str
     iterations: tuple[IterationSummary, ...]
-    evaluations: Mapping[int, Mapping[str, float]]  # iteration -> decoding -> held-out mean reward
+    evaluations: Mapping[int, Evaluation]  # by the iteration that starts from the policy
 
     @property
     def done(self) -> int:
@@ -86,17 +126,17 @@ class RunSummary:
 
     @property
     def held_out(self) -> dict[str, dict[str, float] | None]:
-        """The first evaluation and the last; None where there is none."""
+        """Figures of the first evaluation and the last; None where there is none."""
         order = sorted(self.evaluations)
-        before = dict(self.evaluations[order[0]]) if order else None
-        return {"before": before, "after": dict(self.evaluations[order[-1]]) if len(order) > 1 else None}
+        before = self.evaluations[order[0]].figures if order else None
+        return {"before": before, "after": self.evaluations[order[-1]].figures if len(order) > 1 else None}
 
 
 def summarize(ledger: Ledger) -> RunSummary:
     """Read every manifest of a run; no table is opened."""
     with ThreadPoolExecutor(THREADS) as pool:
         summaries = list(pool.map(partial(summarize_iteration, ledger), ledger.iterations()))
-    evaluations = {summary.iteration: summary.held_out for summary in summaries if summary.held_out}
+    evaluations = {s.iteration: s.evaluation for s in summaries if s.evaluation is not None}
     trained = tuple(s for s in summaries if any(step in s.manifests for step in STEPS))
     return RunSummary(ledger.run, trained, evaluations)
 

@@ -29,6 +29,7 @@ from data.config import (
     WarmStartConfig,
     execution,
 )
+from data.problems import PROBLEMS
 
 
 class ConfigError(ValueError):
@@ -63,7 +64,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "RunConfig":
-        faults = [*_sampling_faults(self), *_advantage_faults(self), *_resource_faults(self)]
+        faults = [
+            *_sampling_faults(self),
+            *_advantage_faults(self),
+            *_evaluation_faults(self),
+            *_resource_faults(self),
+        ]
         if faults:
             raise ValueError("\n".join(faults))
         return self
@@ -116,6 +122,15 @@ def _advantage_faults(config: RunConfig) -> list[str]:
             "set it to 2 or more"
         )
     return faults
+
+
+def _evaluation_faults(config: RunConfig) -> list[str]:
+    if config.evaluate.problems < 0 and config.prompts.source in PROBLEMS:
+        return [
+            f"evaluate.problems = -1 with prompts.source = {config.prompts.source!r}: its problems are made on demand, "
+            "up to millions of them; set a number"
+        ]
+    return []
 
 
 def _resource_faults(config: RunConfig) -> list[str]:

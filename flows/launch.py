@@ -92,8 +92,8 @@ def sync_tracking(name: str, store: Store) -> int:
     done = [iteration for iteration in summary.iterations if iteration.complete]
     for iteration in done:
         training.tell_iteration(tracker, ledger, iteration.iteration)
-    for k, scores in summary.evaluations.items():
-        training.tell_held_out(tracker, k, scores)
+    for k, evaluation in summary.evaluations.items():
+        tracker.evaluation(k, evaluation)
     if lost := tracker.close("FINISHED"):
         address = without_password(Home.find().tracking_uri)
         raise ConnectionError(f"MLflow at {address}: {lost}; the same command tries again")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.summary import IterationSummary
+from data.summary import ERROR, IterationSummary, with_error
 from infra.plots import histogram_png
 
 SHORT = {
@@ -52,6 +52,11 @@ def iteration_page(summary: IterationSummary) -> str:
     examples = summary.manifests["score"].facts.get("examples") if "score" in summary.manifests else None
     for name, example in (examples if isinstance(examples, dict) else {}).items():
         lines += _example(name, example)
+    if summary.evaluation is not None:
+        figures = summary.evaluation.figures
+        lines += ["## Held-out problems, under the policy before", "", "| figure | ± standard error |", "|---|---|"]
+        lines += [f"| {name} | {with_error(figures, name)} |" for name in figures if not name.endswith(ERROR)]
+        lines += [""]
     lines += ["## Metrics", "", "| metric | value |", "|---|---|"]
     lines += [f"| {name} | {value:.6g} |" for name, value in sorted(summary.metrics.items())]
     lines += ["", "## Tables", "", "| step | content digest | manifest |", "|---|---|---|"]

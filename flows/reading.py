@@ -39,10 +39,14 @@ def row(ledger: Ledger, record: RunRecord, home: Home) -> Json:
 
 
 def _complete(summary: RunSummary, record: RunRecord, done: int) -> bool:
-    """A run's last act is its evaluation; without one it is complete with the iterations it was begun with."""
-    evaluate = record.config["evaluate"]
-    evaluates = isinstance(evaluate, dict) and evaluate["problems"] != 0
-    return done in summary.evaluations and done > 0 if evaluates else done == record.config["iterations"]
+    """A run's last act is its evaluation, unless that is one between; else it has the iterations it was begun with."""
+    evaluate: Any = record.config["evaluate"]
+    begun_with: Any = record.config["iterations"]
+    if evaluate["problems"] == 0:
+        return done == begun_with
+    every = evaluate.get("every")
+    between = every is not None and done % every == 0 and done < begun_with
+    return done in summary.evaluations and done > 0 and not between
 
 
 def run(summary: RunSummary, ledger: Ledger) -> Json:
@@ -50,6 +54,7 @@ def run(summary: RunSummary, ledger: Ledger) -> Json:
     return {
         "run": summary.run,
         "held_out": summary.held_out,
+        "evaluations": [{"iteration": k, **found.figures} for k, found in sorted(summary.evaluations.items())],
         "states": checkpoints.live(),
         "tags": checkpoints.tags(),
         "iterations": [_iteration(s) for s in summary.iterations],
@@ -83,6 +88,7 @@ def iteration(summary: RunSummary, ledger: Ledger, number: int) -> Json:
     return {
         "run": summary.run,
         **_iteration(found),
+        "held_out": found.evaluation.figures if found.evaluation else None,
         "mismatch": found.mismatch,
         "steps": steps,
         "trajectories": _trajectories(found, ledger),

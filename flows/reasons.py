@@ -50,6 +50,10 @@ class Inquiry(Ledger):
     used: dict[str, Manifest] = field(default_factory=dict, compare=False)  # shared, that the run was made of, by step
     asked: dict[str, tuple[Request, Manifest | None]] = field(default_factory=dict, compare=False)  # by URI
 
+    def among(self, iteration: int, request: Request) -> Address:
+        """Compared is the first of several."""
+        return self.at(iteration, request.step)
+
     def resolve(self, address: Address, request: Request) -> Manifest | None:
         found = self.used.get(request.step) if address.run is None else self.find(address)
         self.asked[self.store.url_of(address.manifest) if found is None else found.uri] = (request, found)

@@ -81,6 +81,11 @@ def branch(
     differing = changes(_as_record(ledger, recorded), _as_record(ledger, config))
     readers = {str(d): first_reader(d.name) for d in differing}
     earliest = min(readers.values(), key=STEPS.index, default=None)
+    if first is None and earliest is None and overrides:
+        raise ConfigError(
+            f"--set {overrides[0]}: no step of an iteration reads it, so there is nothing to make again; "
+            f"`rollbook resume {ledger.run} --set {overrides[0]}` goes on with it"
+        )
     if first is None and earliest is None:
         raise ConfigError("nothing is changed; give --set a.b=c, or --from STEP to repeat steps as they were")
     first = require_step(first or str(earliest), "--from")

@@ -116,8 +116,9 @@ def evaluate_run(
     with session(config, patience_h * 3600) as opened:
         done = summarize(opened.run.ledger).done
         training.held_out(opened, done, training.head_of(opened.run.ledger, done))
-        scores = summarize(opened.run.ledger).evaluations.get(done, {})
-    show_table(f"held-out-{artifact_key(run)}", [{"iterations": done, **scores}], f"Held-out accuracy of {run}")
+        found = summarize(opened.run.ledger).evaluations.get(done)
+    figures = found.figures if found else {}
+    show_table(f"held-out-{artifact_key(run)}", [{"iterations": done, **figures}], f"Held-out accuracy of {run}")
 
 
 @flow(flow_run_name="rescore-{run}", persist_result=False)

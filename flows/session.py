@@ -43,7 +43,8 @@ class Session:
         summary = summarize(self.run.ledger)
         rewards = [s.metrics["reward/mean"] for s in summary.iterations if s.complete]
         png = self.home.run_folder(self.config.run) / "reward.png"
-        reward_png(png, self.config.run, rewards, summary.evaluations)
+        held_out = {k: evaluation.figures for k, evaluation in summary.evaluations.items()}
+        reward_png(png, self.config.run, rewards, held_out)
         self.tracker.artifact("plots", png)
 
 

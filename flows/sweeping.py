@@ -10,17 +10,19 @@ from prefect import flow
 
 from data.ledger import STEPS, Fork, Ledger
 from data.manifest import Manifest
+from data.summary import Evaluation, leading
 from flows.config import ConfigError, RunConfig, changed
 from flows.replaying import first_reader
 from flows.session import borrowed, open_ledger
 from flows.training import Head, head_of, one_iteration
 from infra.home import Home
 from infra.prefect_tasks import as_task
-from tasks.evaluate import EVALUATIONS, Evaluation, evaluate
+from tasks.evaluate import EVALUATIONS, evaluate
 from tasks.state import keep_for_later
 from tasks.step import Run
 
 SHOWN = 6
+HELD_OUT = "held_out/"
 COMPARED = (
     "held_out/sampled",
     "held_out/greedy",
@@ -58,8 +60,15 @@ def _named(settings: Mapping[str, str]) -> str:
 
 def telling(found: Sequence[Variant]) -> list[str]:
     """Of the metrics that people compare, those in which the variants differ."""
-    differing = [name for name in COMPARED if len({v.metrics.get(name) for v in found}) > 1]
+    passing = [f"{HELD_OUT}{name}" for name in leading(*map(_held_out, found)) if name.startswith("pass@")]
+    names = [*passing, *COMPARED]
+    differing = [name for name in names if len({v.metrics.get(name) for v in found}) > 1]
     return differing[:SHOWN] or ["loss/policy"]
+
+
+def _held_out(variant: Variant) -> dict[str, float]:
+    own = {name: value for name, value in variant.metrics.items() if name.startswith(HELD_OUT)}
+    return {name.removeprefix(HELD_OUT): value for name, value in own.items()}
 
 
 def combinations(grid: Sequence[str]) -> list[dict[str, str]]:
@@ -156,7 +165,7 @@ def _variant(
 
 def _accuracy(run: Run, c: RunConfig, iteration: int, after: Head) -> dict[str, float]:
     found = evaluate(run, iteration + 1, after.policy, c.evaluate, c.prompts, c.sampling, c.reward, c.engine)
-    return {f"held_out/{k}": v for k, v in found.accuracy().items()} if isinstance(found, Evaluation) else {}
+    return {f"{HELD_OUT}{k}": v for k, v in found.figures.items()} if isinstance(found, Evaluation) else {}
 
 
 def _made(ledger: Ledger, state: Any) -> dict[str, Manifest]:

@@ -2,21 +2,20 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from prefect import flow
 
 from data.ledger import Ledger
 from data.manifest import Manifest
-from data.summary import note_wall, summarize_iteration
+from data.summary import Evaluation, leading, note_wall, summarize_iteration, with_error
 from flows.config import RunConfig
 from flows.pages import artifact_key, iteration_line, iteration_page, iteration_plots
 from flows.session import Session, session
 from infra.prefect_tasks import as_task
 from infra.tracking import IterationRecord, Tracker
 from tasks.advantages import estimate_advantages
-from tasks.evaluate import Evaluation, evaluate
+from tasks.evaluate import evaluate
 from tasks.generate import generate
 from tasks.import_model import import_model, require_layout
 from tasks.publish import publish
@@ -44,7 +43,7 @@ class Head:
 
 @flow(name="train", flow_run_name="train-{config.run}", persist_result=False)
 def train(config: RunConfig, through: str | None = None) -> None:
-    """PPO, or one of its kin, for `config.iterations` iterations, with a held-out evaluation before and after.
+    """PPO, or one of its kin, for `config.iterations` iterations, with held-out evaluations before, between, after.
 
     A fork begins where it leaves its parent. With `through`, the last iteration ends with that step, and evaluations
     are left out too.
@@ -56,7 +55,10 @@ def train(config: RunConfig, through: str | None = None) -> None:
         head = begin(config, opened.run)
         held_out(opened, first, head)
         for k in opened.run.ledger.walk(range(first, config.iterations)):
-            head = on_record(opened, k, head) or run_iteration(opened, k, head)
+            known = on_record(opened, k, head)
+            if known is None and due(config, k, first):
+                held_out(opened, k, head)
+            head = known or run_iteration(opened, k, head)
             opened.show_progress((k + 1) / config.iterations)
         if config.iterations > first:
             held_out(opened, config.iterations, head)
@@ -116,6 +118,11 @@ def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
     return Head(head.base, policy, state)
 
 
+def due(config: RunConfig, k: int, first: int) -> bool:
+    """Whether the policy that starts iteration `k`, neither the first nor the last, is one of those to be evaluated."""
+    return k > first and config.evaluate.every is not None and k % config.evaluate.every == 0
+
+
 def evaluate_policy(c: RunConfig, run: Run, k: int, head: Head) -> Evaluation | Pending | None:
     """Held-out problems under the policy that iteration `k` starts from; none if only a part of one is to be done."""
     return None if run.through else evaluate(run, k, head.policy, c.evaluate, c.prompts, c.sampling, c.reward, c.engine)
@@ -128,7 +135,12 @@ def plan(config: RunConfig, run: Run) -> None:
     head = begin(config, planned)
     evaluate_policy(config, planned, first, head)
     for k in run.ledger.walk(range(first, config.iterations)):
-        head = one_iteration(config, planned, k, head)
+        iteration = replace(planned, notes=[])
+        after = one_iteration(config, iteration, k, head)
+        if not after.recorded and due(config, k, first):
+            evaluate_policy(config, planned, k, head)
+        planned.notes.extend(iteration.notes)
+        head = after
     if config.iterations > first:
         evaluate_policy(config, planned, config.iterations, head)
 
@@ -168,22 +180,23 @@ def tell_iteration(tracker: Tracker, ledger: Ledger, k: int) -> None:
     def make() -> IterationRecord:
         summary = summarize_iteration(ledger, k)
         return IterationRecord(
-            k, summary.manifests, summary.metrics, iteration_page(summary), iteration_plots(ledger.run, summary)
+            k,
+            summary.manifests,
+            summary.metrics,
+            iteration_page(summary),
+            iteration_plots(ledger.run, summary),
+            summary.evaluation,
         )
 
     tracker.iteration(k, make)
-
-
-def tell_held_out(tracker: Tracker, k: int, scores: Mapping[str, float]) -> None:
-    tracker.evaluation(k, {f"held_out/{name}": value for name, value in scores.items()})
 
 
 def held_out(opened: Session, k: int, head: Head) -> None:
     """Evaluate, and tell."""
     found = evaluate_policy(opened.config, opened.run, k, head)
     if isinstance(found, Evaluation):
-        scores = found.accuracy()
-        failed = int(sum(manifest.metrics["reward/failed"] for manifest in found.rewards.values()))
-        told = [f"{name} {score:.3f}" for name, score in scores.items()] + [f"{failed} not scored"] * (failed > 0)
+        figures = found.figures
+        told = [f"{name} {with_error(figures, name)}" for name in leading(figures)]
+        told += [f"{figures['failed']:.0f} not scored"] * (figures["failed"] > 0)
         log.info("held-out after %d iterations: %s", k, ", ".join(told))
-        tell_held_out(opened.tracker, k, scores)
+        opened.tracker.evaluation(k, found)

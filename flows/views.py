@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from data.summary import RunSummary
+from data.summary import DECODINGS, RunSummary, leading, with_error
 from flows.config import RunConfig
 from flows.reading import Json
 from ops.mismatch import decades
@@ -75,8 +75,8 @@ def runs(console: Console, rows: Sequence[Json], store: str) -> None:
             r["status"],
             str(r["iterations"]),
             number(r["reward"]),
-            number(before.get("sampled")),
-            number(after.get("sampled")),
+            with_error(before, "sampled"),
+            with_error(after, "sampled"),
             r["created_at"][:19],
         )
     console.print(made)
@@ -100,6 +100,7 @@ def run(console: Console, found: Json) -> None:
             number(it["seconds"]["orchestration"], ".2f"),
         )
     console.print(made)
+    _evaluations(console, found["evaluations"])
     console.print(_held_out(found["held_out"]))
     tags = "".join(f", {name} = {iteration}" for name, iteration in found["tags"].items())
     console.print(f"training states kept after iterations: {', '.join(map(str, found['states'])) or 'none'}{tags}")
@@ -107,8 +108,18 @@ def run(console: Console, found: Json) -> None:
 
 def _held_out(held_out: Json) -> str:
     before, after = held_out["before"] or {}, held_out["after"] or {}
-    parts = [f"{name} {number(before.get(name))} → {number(after.get(name))}" for name in ("sampled", "greedy")]
-    return f"held-out: {', '.join(parts)}"
+    names = leading(before, after) or DECODINGS
+    return f"held-out: {', '.join(f'{name} {with_error(before, name)} → {with_error(after, name)}' for name in names)}"
+
+
+def _evaluations(console: Console, found: Sequence[Json]) -> None:
+    """Every evaluation of a run; two are told as before and after."""
+    if len(found) > 2:
+        names = leading(*found)
+        made = table("held-out", "iteration", *names)
+        for evaluation in found:
+            made.add_row(str(evaluation["iteration"]), *(with_error(evaluation, name) for name in names))
+        console.print(made)
 
 
 def iteration(console: Console, found: Json) -> None:
@@ -122,6 +133,9 @@ def iteration(console: Console, found: Json) -> None:
             s["content_digest"][:16],
         )
     console.print(made)
+    if figures := found["held_out"]:
+        told = ", ".join(f"{name} {with_error(figures, name)}" for name in leading(figures))
+        console.print(f"held-out, under the policy before: {told}")
     _mismatch(console, found)
     failed = [t for t in found["trajectories"] if t["error"]]
     scored = [t for t in found["trajectories"] if not t["error"]]

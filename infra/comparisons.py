@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from infra.tracking import experiment_id, find_run
+from infra.tracking import experiment_id, find_run, points
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _record(
     for part in parts:
         own = tags | {"rollbook.role": f"{role}-part"} | _below(made)
         nested = client.create_run(experiment, run_name=part.name, tags=own)
-        metrics = [Metric(key, value, nested.info.start_time, part.step) for key, value in part.metrics.items()]
+        metrics = points(part.metrics, part.step, nested.info.start_time)
         client.log_batch(nested.info.run_id, metrics, [Param(k, v) for k, v in part.params.items()])
         client.set_terminated(nested.info.run_id)
     with tempfile.TemporaryDirectory() as folder:

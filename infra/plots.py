@@ -7,20 +7,24 @@ import matplotlib
 import plotext
 from matplotlib.figure import Figure
 
+from data.summary import ERROR, leading
 from ops.mismatch import decades
 
 WIDTH, HEIGHT = 72, 14  # characters
+MARKERS = {"sampled": "o:g", "greedy": "^:r"}
 
 
 def reward_png(path: Path, title: str, rewards: Sequence[float], held_out: Mapping[int, Mapping[str, float]]) -> None:
-    """rewards: mean training reward by iteration; held_out: iteration -> decoding -> mean reward."""
+    """rewards: mean training reward by iteration; held_out: iteration -> figures of an evaluation (data.summary)."""
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 3.6), layout="constrained")
         axes = figure.subplots()
         axes.plot(range(len(rewards)), rewards, color="tab:blue", label="training reward (mean)")
-        for decoding, style in (("sampled", "o:g"), ("greedy", "^:r")):
-            points = {k: scores[decoding] for k, scores in sorted(held_out.items()) if decoding in scores}
-            axes.plot(points.keys(), points.values(), style, label=f"held-out, {decoding}")
+        for name in leading(*held_out.values()):
+            points = {k: figures for k, figures in sorted(held_out.items()) if name in figures}
+            values, errors = ([f.get(key, 0.0) for f in points.values()] for key in (name, f"{name}{ERROR}"))
+            style = MARKERS.get(name, "s:m")
+            axes.errorbar(list(points), values, errors, fmt=style, capsize=2, label=f"held-out, {name}")
         axes.set(xlabel="iteration", ylabel="mean reward", title=title)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)

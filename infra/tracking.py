@@ -22,6 +22,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from data.manifest import Manifest
+from data.summary import Evaluation
 
 log = logging.getLogger("rollbook")
 EXPERIMENT = "rollbook"
@@ -40,6 +41,7 @@ class IterationRecord:
     metrics: Mapping[str, float]
     preview: str  # Markdown
     plots: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)  # name of a PNG -> what draws it
+    held_out: Evaluation | None = None  # of the policy that the iteration starts from
 
 
 class Tracker:
@@ -70,9 +72,9 @@ class Tracker:
         """Tell of an iteration that MLflow lacks; only then, and behind, its record is made."""
         self._later(lambda: None if iteration in self._recorded else self._iteration(make()))
 
-    def evaluation(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    def evaluation(self, iteration: int, found: Evaluation) -> None:
         """Held-out figures of the policy that iteration `iteration` starts from, on the parent run."""
-        self._later(lambda: self._client.log_batch(self._parent_id, _metrics(metrics, iteration, 0)))
+        self._later(lambda: self._client.log_batch(self._parent_id, _held_out(found, iteration)))
 
     def artifact(self, folder: str, file: Path) -> None:
         """A local file among the parent run's artifacts."""
@@ -146,7 +148,8 @@ class Tracker:
         }
         experiment = self._client.get_run(self._parent_id).info.experiment_id
         nested = client.create_run(experiment, run_name=f"{self._run}/{record.iteration}", tags=tags).info.run_id
-        metrics = _metrics(record.metrics, record.iteration, stamp)
+        metrics = points(record.metrics, record.iteration, stamp)
+        metrics += _held_out(record.held_out, record.iteration) if record.held_out else []
         client.log_batch(nested, metrics=metrics, params=[Param("iteration", str(record.iteration))])
         client.log_batch(self._parent_id, metrics=metrics)
         tables = [m for m in record.manifests.values() if m.kind in TABLE_KINDS]
@@ -221,8 +224,15 @@ def _have_registered_model(client: MlflowClient, name: str) -> None:
             raise
 
 
-def _metrics(values: Mapping[str, float], step: int, stamp: int) -> list[Metric]:
-    return [Metric(name, float(value), stamp, step) for name, value in values.items()]
+def points(values: Mapping[str, float], step: int, stamp: int) -> list[Metric]:
+    """Metrics as MLflow takes them: with no @ in a name."""
+    return [Metric(name.replace("@", "_at_"), float(value), stamp, step) for name, value in values.items()]
+
+
+def _held_out(found: Evaluation, iteration: int) -> list[Metric]:
+    """Of the same evaluation the same points, however often it is told."""
+    stamp = max(map(_milliseconds, found.rewards.values()))
+    return points({f"held_out/{name}": value for name, value in found.figures.items()}, iteration, stamp)
 
 
 def _milliseconds(manifest: Manifest) -> int:

@@ -1,25 +1,13 @@
-"""evaluate: policy -> held-out accuracy, sampled as in training and greedy; stored like any rollouts."""
-
-from dataclasses import dataclass
+"""evaluate: policy -> held-out accuracy, k sampled answers a problem and a greedy one; stored like any rollouts."""
 
 from data.config import EngineConfig, EvaluateConfig, PromptsConfig, RewardConfig, SamplingConfig
 from data.manifest import Manifest
-from data.summary import DECODINGS
-from tasks.generate import Draw, roll_out
-from tasks.score import judge
+from data.summary import DECODINGS, Evaluation
+from tasks.generate import Draw, roll_out, source_of
+from tasks.score import Attempts, judge
 from tasks.step import Pending, Run, Step
 
 EVALUATIONS = tuple(f"{what}_{decoding}" for decoding in DECODINGS for what in ("evaluate", "score"))
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Rewards manifests of the held-out problems, by decoding."""
-
-    rewards: dict[str, Manifest]
-
-    def accuracy(self) -> dict[str, float]:
-        return {name: manifest.metrics["reward/mean"] for name, manifest in self.rewards.items()}
 
 
 def evaluate(
@@ -32,15 +20,22 @@ def evaluate(
     reward: RewardConfig,
     engine: EngineConfig,
 ) -> Evaluation | Pending | None:
-    """Mean reward on the first `config.problems` held-out problems; None if the config asks for none."""
+    """Rewards on the held-out problems that `config` names; None if it names none."""
     if config.problems == 0:
         return None
+    count = config.problems if config.problems > 0 else len(source_of(prompts).held_out(None))
     found: dict[str, Manifest | Pending] = {}
-    for decoding in DECODINGS:
-        own = sampling if decoding == "sampled" else sampling.model_copy(update={"temperature": 0.0})
-        draw = Draw("eval", 0, config.problems)
-        step = Step(f"evaluate_{decoding}", version=1, kind="rollouts")
-        rollouts = roll_out(run, step, iteration, policy, draw, prompts, own, engine)
-        found[decoding] = judge(run, Step(f"score_{decoding}", 1, "rewards"), iteration, rollouts, reward, own)
+    for decoding in DECODINGS if config.greedy else DECODINGS[:1]:
+        sampled = decoding == "sampled"
+        own = sampling.model_copy(update={"temperature": _temperature(config, sampling) if sampled else 0.0})
+        samples = config.samples if sampled else 1
+        step = Step(f"evaluate_{decoding}", version=1, kind="rollouts", several=True)
+        rollouts = roll_out(run, step, iteration, policy, Draw("eval", 0, count, samples), prompts, own, engine)
+        step = Step(f"score_{decoding}", version=1, kind="rewards", several=True)
+        found[decoding] = judge(run, step, iteration, rollouts, reward, own, Attempts(samples, config.pass_reward))
     recorded = {name: manifest for name, manifest in found.items() if isinstance(manifest, Manifest)}
     return Evaluation(recorded) if len(recorded) == len(found) else Pending("evaluate", iteration)
+
+
+def _temperature(config: EvaluateConfig, sampling: SamplingConfig) -> float:
+    return sampling.temperature if config.temperature is None else config.temperature

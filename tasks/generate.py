@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import JsonValue
 
 from data.columns import ROLLOUTS
 from data.config import EngineConfig, PromptsConfig, SamplingConfig
@@ -34,6 +35,12 @@ class Draw:
     purpose: Literal["train", "eval"]
     cursor: int  # position in the endless seeded order of training prompts; of eval sets 0
     count: int
+    samples: int = 1  # answers a prompt
+
+    def keyed(self) -> dict[str, JsonValue]:
+        """What of it enters the key. Training has its samples among the prompts' settings, one is what was always."""
+        found: dict[str, JsonValue] = {"purpose": self.purpose, "cursor": self.cursor, "count": self.count}
+        return found | ({"samples": self.samples} if self.purpose == "eval" and self.samples != 1 else {})
 
 
 @unless_given(STEP)
@@ -46,7 +53,7 @@ def generate(
     engine: EngineConfig,
 ) -> Manifest | Pending:
     """Rollouts of the next `prompts.per_iteration` prompts under `policy`, `samples_per_prompt` siblings each."""
-    draw = Draw("train", iteration * prompts.per_iteration, prompts.per_iteration)
+    draw = Draw("train", iteration * prompts.per_iteration, prompts.per_iteration, prompts.samples_per_prompt)
     return roll_out(run, STEP, iteration, policy, draw, prompts, sampling, engine)
 
 
@@ -64,7 +71,7 @@ def roll_out(
     source = source_of(prompts)
     config = {
         "prompts": {"system": prompts.system, "samples_per_prompt": prompts.samples_per_prompt},
-        "draw": {"purpose": draw.purpose, "cursor": draw.cursor, "count": draw.count},
+        "draw": draw.keyed(),
         "sampling": sampling.semantic(),
         "engine": engine.semantic(),
     }
@@ -92,7 +99,7 @@ def _generate(
     engine.update_weights(folder, policy.policy_version, policy.content_digest)
     source = source_of(prompts)
     roots = _roots(source, draw, order_seed)
-    requests = _requests(roots, prompts.samples_per_prompt if draw.purpose == "train" else 1, tokenizer, job.seed)
+    requests = _requests(roots, draw.samples, tokenizer, job.seed)
     params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

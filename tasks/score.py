@@ -4,16 +4,20 @@ import functools
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import JsonValue
 
 from data.columns import REWARDS
 from data.config import RewardConfig, SamplingConfig
 from data.manifest import Manifest
 from data.user_code import UserCode, load
 from infra.timed_pool import Outcome, TimedPool
+from ops.attempts import attempt_metrics
+from ops.groups import group_numbers
 from ops.metrics import reward_metrics
 from ops.ragged import from_arrow, row_sums
 from ops.rewards import shape_truncated
@@ -21,7 +25,20 @@ from tasks.scoring import Scored, call_scorer, load_scorer
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
 EXAMPLE_CHARACTERS = 1000
+COLUMNS = ["trajectory_id", "root_id", "token_ids", "action_mask", "messages", "metadata", "status"]
 STEP = Step("score", version=1, kind="rewards")
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Of an evaluation: how many answers each problem has, and the least reward that passes."""
+
+    samples: int
+    passing: float
+
+    def keyed(self) -> dict[str, JsonValue]:
+        """What of it enters the key; evaluations on record before it came passed at 1."""
+        return {} if self.passing == 1.0 else {"pass_reward": self.passing}
 
 
 @unless_given(STEP)
@@ -39,10 +56,12 @@ def judge(
     rollouts: Manifest | Pending,
     reward: RewardConfig,
     sampling: SamplingConfig,
+    attempts: Attempts | None = None,
 ) -> Manifest | Pending:
-    """A reward for every trajectory; also how evaluation scores."""
+    """A reward for every trajectory; also how evaluation scores, which measures avg@k and pass@k besides."""
     code = {"scorer": load(reward.scorer)} if ":" in reward.scorer else {}
     config = {"reward": reward.semantic(), "max_new_tokens": sampling.max_new_tokens}
+    config |= attempts.keyed() if attempts else {}
     return perform(
         run,
         step,
@@ -52,13 +71,20 @@ def judge(
         0,
         run.worker,
         _score,
-        (reward, sampling.max_new_tokens, code.get("scorer")),
+        (reward, sampling.max_new_tokens, code.get("scorer"), attempts),
         code,
     )
 
 
-def _score(pool: TimedPool, job: Job, reward: RewardConfig, max_new_tokens: int, code: UserCode | None) -> Manifest:
-    rollouts = job.table("rollouts", ["trajectory_id", "token_ids", "action_mask", "messages", "metadata", "status"])
+def _score(
+    pool: TimedPool,
+    job: Job,
+    reward: RewardConfig,
+    max_new_tokens: int,
+    code: UserCode | None,
+    attempts: Attempts | None = None,
+) -> Manifest:
+    rollouts = job.table("rollouts", COLUMNS)
     rows = [
         (code or reward.scorer, json.loads(messages)[-1]["content"], json.loads(metadata))
         for messages, metadata in zip(rollouts["messages"].to_pylist(), rollouts["metadata"].to_pylist(), strict=True)
@@ -79,10 +105,12 @@ def _score(pool: TimedPool, job: Job, reward: RewardConfig, max_new_tokens: int,
         ],
         schema=REWARDS,
     )
+    metrics = reward_metrics(shaped, _components(outcomes))
+    if attempts is not None:
+        metrics |= attempt_metrics(shaped, group_numbers(rollouts["root_id"]), attempts.samples, attempts.passing)
     attempt = job.attempt()
     attempt.add_table("rewards", table, rollouts=rollouts)
-    examples = _examples(rollouts, shaped)
-    return attempt.commit(metrics=reward_metrics(shaped, _components(outcomes)), facts={"examples": examples})
+    return attempt.commit(metrics=metrics, facts={"examples": _examples(rollouts, shaped)})
 
 
 def _examples(rollouts: pa.Table, rewards: np.ndarray) -> dict[str, Any]:

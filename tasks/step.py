@@ -31,6 +31,7 @@ class Step:
     name: str
     version: int
     kind: str
+    several: bool = False  # an iteration may have more than one, made with other settings
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,8 @@ def perform(
 
     The body runs on every rank of a gang; the first one commits and returns the manifest, the others return None.
     `iteration` None: it belongs to no run. In a plan nothing runs, and a step that is not on record gives Pending.
-    Raises StepConflict, naming the changed field, if another key is on record there.
+    Raises StepConflict, naming the changed field, if another key is on record there; of a step that an iteration may
+    have several of, each key has its own place.
     """
     waiting = [name for name, value in inputs.items() if isinstance(value, Pending)]
     if waiting:
@@ -234,8 +236,10 @@ def perform(
         user_code={name: unit.digest for name, unit in (code or {}).items()},
         execution=run.execution,
     )
-    aside = iteration is None or step.name in run.aside
-    address = run.ledger.shared(request) if aside else run.ledger.at(iteration, step.name)
+    if iteration is None or step.name in run.aside:
+        address = run.ledger.shared(request)
+    else:
+        address = run.ledger.among(iteration, request) if step.several else run.ledger.at(iteration, step.name)
     recorded = run.ledger.resolve(address, request)
     checked = run.verification if iteration is not None else None
     if recorded is None and checked is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from data.config import AdvantageConfig, OptimizerConfig, PromptsConfig, Section, execution
+from data.config import AdvantageConfig, EvaluateConfig, OptimizerConfig, PromptsConfig, Section, execution
 from data.ledger import Ledger, Request, RunConflict, StepConflict, list_runs, read_table
 from data.manifest import Manifest, ManifestError
 from data.schema import SchemaError
@@ -29,6 +29,7 @@ class TrainingConfig(Section):
     advantage: AdvantageConfig = AdvantageConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     prompts: PromptsConfig = PromptsConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
     threads: int = execution(2)
 
 
@@ -133,6 +134,19 @@ def test_shared_things_lie_under_their_key(ledger: Ledger, request_of: Build, st
     other_run = Ledger(store, "other")
     assert other_run.resolve(other_run.shared(request), request) == made
     assert (store.local_copy(made.files, tmp_path) / "config.json").read_text() == "{}"
+
+
+@everywhere
+def test_of_several_results_each_is_found_by_its_key(ledger: Ledger, request_of: Build, rollouts: pa.Table):
+    """The first has the step's place; another lies beside it; both are steps of the iteration."""
+    first, other = request_of(step="evaluate"), request_of(step="evaluate", seed=8)
+    assert ledger.among(3, other) == ledger.among(3, first) == ledger.at(3, "evaluate")
+    made = record(ledger, first, rollouts, 3)
+    place = ledger.among(3, other)
+    assert place.path == f"sort/000003/evaluate-{other.key[:12]}" and ledger.resolve(place, other) is None
+    beside = ledger.writer(place, other).commit(content_digest="beside")
+    assert [ledger.resolve(ledger.among(3, request), request) for request in (first, other)] == [made, beside]
+    assert ledger.steps(3) == [made, beside]
 
 
 def test_an_empty_folder_is_refused(ledger: Ledger, request_of: Build, tmp_path: Path):
@@ -244,8 +258,17 @@ def test_a_run_is_opened_again_with_the_same_settings(ledger: Ledger):
     assert ledger.open_or_create(TrainingConfig()) == first
 
 
-@pytest.mark.parametrize("change", [{"iterations": 9}, {"iterations": 1}, {"threads": 64}, {"run": "sort"}])
-def test_a_run_may_grow_shrink_or_run_elsewhere(change: dict[str, Any], ledger: Ledger):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iterations": 9},
+        {"iterations": 1},
+        {"threads": 64},
+        {"run": "sort"},
+        {"evaluate": EvaluateConfig(problems=9, every=2, samples=4)},
+    ],
+)
+def test_a_run_may_grow_shrink_or_run_and_be_evaluated_otherwise(change: dict[str, Any], ledger: Ledger):
     first = ledger.open_or_create(TrainingConfig())
     assert ledger.open_or_create(TrainingConfig(**change)) == first
 

@@ -2,18 +2,21 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from data.ledger import Ledger
 from data.manifest import Manifest
 from data.store import Store
+from infra.ray_session import Fleet
 
 ROOT = Path(__file__).parents[2]
 SORT = ROOT / "flows" / "configs" / "sort.toml"
@@ -93,3 +96,39 @@ def finished(desk: Callable[..., Desk]) -> tuple[Desk, str]:
     """An undisturbed small run in a fresh folder, and what it printed."""
     made = desk("finished")
     return made, made.run()
+
+
+class SharedFleet(Fleet):
+    """Residents outlive the run that asked for them."""
+
+    shared: Fleet
+
+    def __init__(self, address: str) -> None:
+        self.__dict__ = self.shared.__dict__
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def home(finished: tuple[Any, str], fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of the finished small run, as the home of this process, with residents that its tests share."""
+    root = tmp_path_factory.mktemp("replaying") / ".rollbook"
+    shutil.copytree(finished[0].folder / ".rollbook/store", root / "store")
+    shutil.copy(finished[0].folder / ".rollbook/mlflow.db", root)
+    SharedFleet.shared = fleet
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLBOOK_HOME", str(root))
+        patch.setattr("flows.session.Fleet", SharedFleet)
+        yield root
+
+
+@pytest.fixture
+def rollbook(home: Path) -> Callable[..., Any]:
+    def call(*arguments: str, code: int = 0) -> str:
+        from flows import cli
+
+        done = CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False)
+        assert done.exit_code == code, done.output
+        return done.output
+
+    return call

@@ -54,6 +54,9 @@ def test_recipes_learn_from_1024_answers_in_four_steps(name: str, prompts: int, 
         ("reward.truncated=soft", ["reward.overlong_buffer", "4096", "9", "at most max_new_tokens"]),
         ("train.correction.kind=clip", ["train.correction.kind", "clip", "mask"]),
         ("train.correction.low=3", ["train.correction", "3.0", "2.0", "below high"]),
+        ("evaluate.problems=-1", ["evaluate.problems = -1", "prompts.source = 'sort'", "set a number"]),
+        ("evaluate.problems=-2", ["evaluate.problems", "-2", "-1"]),
+        ("evaluate.temperature=0", ["evaluate.temperature", "0", "greater than 0"]),
         ("novalue", ["novalue", "a.b=value"]),
         ("run.name=x", ["run", "value, not a section"]),
     ],
@@ -125,6 +128,7 @@ def test_execution_fields_are_not_semantic() -> None:
     assert base.semantic() == other.semantic()
     assert base.semantic() != load(SORT, ["train.optimizer.lr=1e-5"]).semantic()
     assert "micro_tokens" not in base.semantic()["train"]
+    assert base.semantic()["evaluate"] == load(SORT, ["evaluate.every=5"]).semantic()["evaluate"] == {"problems": 384}
     assert base.semantic()["resources"] == {} and "layout" not in base.semantic()
 
 

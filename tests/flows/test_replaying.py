@@ -1,8 +1,7 @@
 """Repeating what is on record, in this process, with residents that all of these tests share."""
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
-from typer.testing import CliRunner
 
 from data.ledger import Ledger, read_table
 from data.manifest import Manifest
 from data.store import Store
-from flows import cli, session
 from infra.home import Home
-from infra.ray_session import Fleet
 
 TWICE = """
 def score(response, metadata):
@@ -26,40 +22,6 @@ def score(response, metadata):
     return 2.0 * (response.strip() == metadata["answer"])
 """
 STEPS = ("generate", "score", "replay", "advantages", "train", "publish")
-
-
-class SharedFleet(Fleet):
-    """Residents outlive the run that asked for them."""
-
-    shared: Fleet
-
-    def __init__(self, address: str) -> None:
-        self.__dict__ = self.shared.__dict__
-
-    def close(self) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def home(finished: tuple[Any, str], fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the finished small run, as the home of this process."""
-    root = tmp_path_factory.mktemp("replaying") / ".rollbook"
-    shutil.copytree(finished[0].folder / ".rollbook/store", root / "store")
-    shutil.copy(finished[0].folder / ".rollbook/mlflow.db", root)
-    SharedFleet.shared = fleet
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROLLBOOK_HOME", str(root))
-        patch.setattr(session, "Fleet", SharedFleet)
-        yield root
-
-
-@pytest.fixture
-def rollbook(home: Path) -> Callable[..., Any]:
-    def call(*arguments: str, code: int = 0) -> str:
-        done = CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False)
-        assert done.exit_code == code, done.output
-        return done.output
-
-    return call
 
 
 def ledger_of(run: str = "small") -> Ledger:
