@@ -1,0 +1,168 @@
+"""The GPU's kernels against plain torch: run by Triton's interpreter here, compiled where a GPU is."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from models.megatron.batch import pack
+from models.megatron.logprob import logprob_and_entropy
+from ops.ragged import from_rows
+from tests.models.test_megatron_logprob import OneRank
+
+NAME = "models.megatron.kernels"
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+# Of one rounding to bfloat16 (2^-9), and a half more for float32 sums in another order.
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 6e-3}
+
+
+@pytest.fixture(params=["cpu", GPU])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """Where the kernels can run; on a CPU they are interpreted, and the module is made anew for that."""
+    if request.param == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    sys.modules.pop(NAME, None)
+    importlib.import_module(NAME)
+    yield torch.device(request.param)
+    sys.modules.pop(NAME, None)
+    del sys.modules["models.megatron"].kernels
+
+
+def near(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Relative to the largest of the exact values."""
+    return bool((got.double().cpu() - exact.cpu()).abs().max() <= ROUNDING[dtype] * exact.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(5, 48), (77, 128), (1, 1), (3, 5000)])
+def test_norm(place: torch.device, dtype: torch.dtype, rows: int, width: int) -> None:
+    from models.megatron.norm import Normalise
+
+    torch.manual_seed(0)
+    # Every second group of columns: rows further apart than they are wide, as keys lie in a projection's output.
+    x = torch.randn(rows, 2, width).to(dtype).to(place)[:, 0].requires_grad_()
+    weight = torch.randn(width).to(dtype).to(place).requires_grad_()
+    grad = torch.randn(rows, width).to(dtype).to(place)
+    out = Normalise.apply(x, weight, 1e-6)
+    got = (out, *torch.autograd.grad(out, (x, weight), grad))
+    x64, weight64 = (t.detach().double().cpu().requires_grad_() for t in (x, weight))
+    exact = torch.nn.functional.rms_norm(x64, (width,), weight64, 1e-6)
+    exacts = (exact, *torch.autograd.grad(exact, (x64, weight64), grad.double().cpu()))
+    assert all(a.dtype == dtype and near(a, b, dtype) for a, b in zip(got, exacts, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "size"), [(3, 16), (16, 128)])
+def test_rotation(place: torch.device, dtype: torch.dtype, heads: int, size: int) -> None:
+    from models.megatron import kernels
+    from models.megatron.rotary import turn
+
+    torch.manual_seed(1)
+    x = torch.randn(6, heads, 2, size).to(dtype).to(place)[:, :, 1]
+    angles = torch.randn(6, 1, size // 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    exact = turn(x.double().cpu(), cos.double(), sin.double())
+    assert near(kernels.turn(x, cos.to(place), sin.to(place)), exact, dtype)
+
+
+# Two tiles and a part of one; a row whose peak comes late; the vocabulary's last token.
+@pytest.mark.parametrize("vocabulary", [7, 9000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunked_logprobs(
+    place: torch.device, vocabulary: int, temperature: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against logits held whole: the op on the CPU, in float64 for the gradients; chunks of 4, 4 and 1 tokens."""
+    from models.megatron import head
+
+    monkeypatch.setattr(head, "CHUNK", 4)
+    torch.manual_seed(2)
+    hidden = torch.randn(9, 16).to(dtype).requires_grad_()
+    weight = (torch.randn(vocabulary, 16) * 4).to(dtype).requires_grad_()
+    targets, grads = torch.randint(0, vocabulary, (9,)), torch.randn(2, 9)
+    targets[0] = vocabulary - 1
+    there = [x.detach().to(place).requires_grad_() for x in (hidden, weight)]
+    got = head.Chunked.apply(*there, targets.to(place), temperature, OneRank())
+    want = logprob_and_entropy(hidden @ weight.t(), targets, temperature, OneRank())
+    # The same float32 sums of the same logits, in another order; on a GPU the logits themselves are others'.
+    bound = 2e-6 if place.type == "cpu" else 0.2 if dtype == torch.bfloat16 else 1e-4
+    for mine, exact in zip(got, want, strict=True):
+        assert torch.allclose(mine.cpu(), exact, rtol=bound, atol=bound)
+    got_grads = torch.autograd.grad(got, there, [g.to(place) for g in grads])
+    want_grads = torch.autograd.grad(want, (hidden, weight), list(grads))
+    for mine, exact in zip(got_grads, want_grads, strict=True):
+        assert mine.dtype == dtype and near(mine, exact.double(), dtype)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_chunked_gradient_of_one_output_alone(place: torch.device, which: int) -> None:
+    from models.megatron.head import Chunked
+
+    torch.manual_seed(3)
+    hidden, weight = torch.randn(5, 8), torch.randn(12, 8)
+    targets = torch.randint(0, 12, (5,))
+    there = [x.to(place).requires_grad_() for x in (hidden, weight)]
+    got = torch.autograd.grad(Chunked.apply(*there, targets.to(place), 1.5, OneRank())[which].sum(), there)
+    here = [x.double().requires_grad_() for x in (hidden, weight)]
+    logp = torch.log_softmax(here[0] @ here[1].t() / 1.5, -1)
+    exact = (logp.gather(-1, targets[:, None]), -(logp.exp() * logp).sum(-1))[which]
+    wanted = torch.autograd.grad(exact.sum(), here)
+    assert all(near(a, b, torch.float32) for a, b in zip(got, wanted, strict=True))
+
+
+def test_chunked_of_no_tokens(place: torch.device) -> None:
+    from models.megatron.head import Chunked
+
+    there = [torch.ones(n, 4, device=place, requires_grad=True) for n in (0, 6)]
+    logprob, entropy = Chunked.apply(*there, torch.zeros(0, dtype=torch.int64, device=place), 1.0, OneRank())
+    (logprob.sum() + entropy.sum()).backward()
+    assert there[0].grad.shape == (0, 4) and there[1].grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_sick_logit_is_seen(place: torch.device, bad: float) -> None:
+    """Training looks for losses that are not finite."""
+    from models.megatron.head import Chunked
+
+    hidden = torch.ones(2, 4, device=place)
+    hidden[1, 2] = bad
+    logprob, _ = Chunked.apply(hidden, torch.randn(9, 4).to(place), torch.zeros(2, dtype=torch.int64, device=place), 1.0, OneRank())
+    assert torch.isfinite(logprob).tolist() == [True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(16, 8), (4, 4), (6, 1)])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [700, 1, 33, 256, 1, 129], [2048, 5]])
+def test_varlen_attention_equals_sdpa(
+    heads: tuple[int, int], size: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients in bfloat16: both are as near to float64 as two roundings of their largest value."""
+    from models.megatron import attention
+
+    torch.manual_seed(0)
+    device, total = torch.device("cuda"), sum(lengths)
+    q, k, v = (torch.randn(total, n, size, device=device).bfloat16().requires_grad_() for n in (heads[0], *heads[1:] * 2))
+    batch = pack(from_rows([np.zeros(n) for n in lengths], np.int32), np.arange(len(lengths)), device)
+    angles = torch.outer(batch.positions, 10.0 ** -torch.arange(size // 2, device=device).float())[:, None]
+    layer = attention.PackedAttention.__new__(attention.PackedAttention)
+    torch.nn.Module.__init__(layer)
+    layer.scale = size**-0.5
+    weights = torch.randn(total, heads[0] * size, device=device).bfloat16()
+
+    def run(dtype: torch.dtype) -> list[torch.Tensor]:
+        batch.cos, batch.sin = angles.cos().bfloat16().to(dtype), angles.sin().bfloat16().to(dtype)
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        out = layer(*inputs, None, packed_seq_params=batch)
+        return [out, *torch.autograd.grad(out, inputs, weights.to(dtype))]
+
+    assert attention.has_kernel(q)
+    kernel = run(torch.bfloat16)
+    monkeypatch.setattr(attention, "has_kernel", lambda query: False)
+    sdpa, exact = run(torch.bfloat16), run(torch.float64)
+    for mine, theirs, true in zip(kernel, sdpa, exact, strict=True):
+        assert near(mine, true, torch.bfloat16 ) or (mine.double() - true).abs().max() < 2 * (theirs.double() - true).abs().max() + 1e-6
+        assert (mine.double() - theirs.double()).abs().max() <= 2e-2 * true.abs().max()
