@@ -1,43 +1,41 @@
 """The GPU's kernels against plain torch: run by Triton's interpreter here, compiled where a GPU is."""
 
-import importlib
-import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from data.config import LayoutConfig, TrainConfig
 from models.megatron.batch import pack
+from models.megatron.contract import Setup, TrainBatch, TrainOptions
 from models.megatron.logprob import logprob_and_entropy
 from ops.ragged import from_rows
+from tests.models import gang
+from tests.models.interpreted import interpreted
 from tests.models.test_megatron_logprob import OneRank
 
-NAME = "models.megatron.kernels"
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 # Of one rounding to bfloat16 (2^-9), and a half more for float32 sums in another order.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 6e-3}
 
 
-@pytest.fixture(params=["cpu", GPU])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """Where the kernels can run; on a CPU they are interpreted, and the module is made anew for that."""
-    if request.param == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    sys.modules.pop(NAME, None)
-    importlib.import_module(NAME)
-    yield torch.device(request.param)
-    sys.modules.pop(NAME, None)
-    del sys.modules["models.megatron"].kernels
+@pytest.fixture(scope="module", params=["cpu", GPU])
+def place(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where the kernels can run."""
+    with interpreted() if request.param == "cpu" else nullcontext():
+        yield torch.device(request.param)
 
 
-def near(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> bool:
+def near(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, slack: float = 1.0) -> bool:
     """Relative to the largest of the exact values."""
-    return bool((got.double().cpu() - exact.cpu()).abs().max() <= ROUNDING[dtype] * exact.abs().max())
+    return bool((got.double().cpu() - exact.cpu()).abs().max() <= slack * ROUNDING[dtype] * exact.abs().max())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "width"), [(5, 48), (77, 128), (1, 1), (3, 5000)])
+@pytest.mark.parametrize(("rows", "width"), [(5, 48), (77, 128), (1, 2), (3, 5000)])
 def test_norm(place: torch.device, dtype: torch.dtype, rows: int, width: int) -> None:
     from models.megatron.norm import Normalise
 
@@ -94,7 +92,7 @@ def test_chunked_logprobs(
     got_grads = torch.autograd.grad(got, there, [g.to(place) for g in grads])
     want_grads = torch.autograd.grad(want, (hidden, weight), list(grads))
     for mine, exact in zip(got_grads, want_grads, strict=True):
-        assert mine.dtype == dtype and near(mine, exact.double(), dtype)
+        assert mine.dtype == dtype and near(mine, exact.double(), dtype, slack=2)  # both are rounded
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -129,8 +127,55 @@ def test_a_sick_logit_is_seen(place: torch.device, bad: float) -> None:
 
     hidden = torch.ones(2, 4, device=place)
     hidden[1, 2] = bad
-    logprob, _ = Chunked.apply(hidden, torch.randn(9, 4).to(place), torch.zeros(2, dtype=torch.int64, device=place), 1.0, OneRank())
+    weight, targets = torch.randn(9, 4, device=place), torch.zeros(2, dtype=torch.int64, device=place)
+    logprob, _ = Chunked.apply(hidden, weight, targets, 1.0, OneRank())
     assert torch.isfinite(logprob).tolist() == [True, False]
+
+
+def both_ways(trainer, folder: Path, digest: str, setup: Setup, batch: TrainBatch) -> list[tuple]:
+    """(log-probs and entropies of the actions, gradient norm), first as on a CPU, then with the kernels."""
+    from models.megatron import head, norm, rotary
+
+    def work() -> tuple:
+        trainer.bring_to_policy(folder, digest, setup)
+        replayed = trainer.replay(batch.streams, batch.action_mask, [np.arange(3)], 0.9, values=False)
+        how = TrainOptions(TrainConfig(entropy_bonus=0.02, max_kl=None), 0.9)
+        (step,) = trainer.train(batch, [[np.arange(3)]], how)
+        seen = None if replayed is None else (replayed.logprobs.values, replayed.entropy.values)
+        return seen, step["grad_norm"]
+
+    plain = work()
+    with interpreted(), pytest.MonkeyPatch.context() as patch:
+        from models.megatron import kernels
+
+        patch.setattr(head, "CHUNK", 7)
+        patch.setattr(head, "in_chunks", lambda hidden: True)
+        patch.setattr(rotary, "turn", kernels.turn)
+        patch.setattr(norm.RMSNorm, "forward", lambda self, x: norm.Normalise.apply(x, self.weight, self.eps))
+        return [plain, work()]
+
+
+def require_alike(first: list[tuple]) -> None:
+    (plain, plain_norm), (kernels, kernels_norm) = first
+    for mine, theirs in zip(kernels, plain, strict=True):
+        assert np.allclose(mine, theirs, atol=1e-5)
+    assert kernels_norm == pytest.approx(plain_norm, rel=1e-5)
+
+
+def test_a_model_of_kernels(trainer, small_model: Path, digest_of, make_setup, eight: TrainBatch) -> None:
+    """Log-probs, entropies and the gradient's norm are those of torch's norm and rotation and of whole logits."""
+    require_alike(both_ways(trainer, small_model, digest_of(small_model), make_setup("none"), eight))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_of_kernels_on_two_tensor_ranks(
+    make_model, digest_of, make_setup, eight: TrainBatch, tied: bool
+) -> None:
+    """The same where each rank has half of the vocabulary."""
+    folder = make_model("qwen3", tied=tied)
+    first, _ = gang.run(LayoutConfig(tensor=2), both_ways, folder, digest_of(folder), make_setup("none"), eight)
+    require_alike(first)
 
 
 @pytest.mark.gpu
@@ -140,12 +185,12 @@ def test_a_sick_logit_is_seen(place: torch.device, bad: float) -> None:
 def test_varlen_attention_equals_sdpa(
     heads: tuple[int, int], size: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs and gradients in bfloat16: both are as near to float64 as two roundings of their largest value."""
+    """Outputs and gradients in bfloat16: within 1e-2 of float64 (of the largest value), 2e-2 of each other."""
     from models.megatron import attention
 
     torch.manual_seed(0)
     device, total = torch.device("cuda"), sum(lengths)
-    q, k, v = (torch.randn(total, n, size, device=device).bfloat16().requires_grad_() for n in (heads[0], *heads[1:] * 2))
+    q, k, v = (torch.randn(total, n, size, device=device).bfloat16() for n in (heads[0], heads[1], heads[1]))
     batch = pack(from_rows([np.zeros(n) for n in lengths], np.int32), np.arange(len(lengths)), device)
     angles = torch.outer(batch.positions, 10.0 ** -torch.arange(size // 2, device=device).float())[:, None]
     layer = attention.PackedAttention.__new__(attention.PackedAttention)
@@ -164,5 +209,6 @@ def test_varlen_attention_equals_sdpa(
     monkeypatch.setattr(attention, "has_kernel", lambda query: False)
     sdpa, exact = run(torch.bfloat16), run(torch.float64)
     for mine, theirs, true in zip(kernel, sdpa, exact, strict=True):
-        assert near(mine, true, torch.bfloat16 ) or (mine.double() - true).abs().max() < 2 * (theirs.double() - true).abs().max() + 1e-6
-        assert (mine.double() - theirs.double()).abs().max() <= 2e-2 * true.abs().max()
+        largest = true.abs().max()
+        assert (mine.double() - true).abs().max() <= 1e-2 * largest
+        assert (mine.double() - theirs.double()).abs().max() <= 2e-2 * largest
