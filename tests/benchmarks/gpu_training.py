@@ -235,9 +235,7 @@ def main() -> None:
         parameters = sum(p.numel() for p in trainer._held().parts["policy"].bare.parameters())
         bench = Bench(trainer, ModelShape.from_hf(folder), parameters, scale)
         where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        say(
-            f"{where}, torch {torch.__version__}, {parameters:,} parameters; {time.perf_counter() - started:.0f} s so far"
-        )
+        say(f"{where}, torch {torch.__version__}, {parameters:,} parameters; {clock():.0f} s so far")
         profiles = {}
         for kind, lengths in {"ragged": ragged_lengths(scale), "8k": np.full(8, 8192 // scale)}.items():
             batch = batch_of(lengths, sizes["vocab_size"], PROMPT // scale)
