@@ -78,7 +78,8 @@ def test_chunked_logprobs(
 
     monkeypatch.setattr(head, "CHUNK", 4)
     torch.manual_seed(2)
-    hidden = torch.randn(9, 16).to(dtype).requires_grad_()
+    # From nearly uniform rows, where every lane's running peak counts, to sharp ones.
+    hidden = (torch.randn(9, 16) * torch.logspace(-2, 0, 9)[:, None]).to(dtype).requires_grad_()
     weight = (torch.randn(vocabulary, 16) * 4).to(dtype).requires_grad_()
     targets, grads = torch.randint(0, vocabulary, (9,)), torch.randn(2, 9)
     targets[0] = vocabulary - 1
@@ -120,16 +121,18 @@ def test_chunked_of_no_tokens(place: torch.device) -> None:
     assert there[0].grad.shape == (0, 4) and there[1].grad.abs().sum() == 0
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_sick_logit_is_seen(place: torch.device, bad: float) -> None:
-    """Training looks for losses that are not finite."""
-    from models.megatron.head import Chunked
+@pytest.mark.parametrize(("bad", "sick"), [(float("nan"), True), (float("inf"), True), (-float("inf"), False)])
+def test_a_sick_logit_is_seen(place: torch.device, bad: float, sick: bool) -> None:
+    """Training looks for losses that are not finite. A token that cannot come is no sickness: 1 + e^-1 without it."""
+    from models.megatron import kernels
 
-    hidden = torch.ones(2, 4, device=place)
-    hidden[1, 2] = bad
-    weight, targets = torch.randn(9, 4, device=place), torch.zeros(2, dtype=torch.int64, device=place)
-    logprob, _ = Chunked.apply(hidden, weight, targets, 1.0, OneRank())
-    assert torch.isfinite(logprob).tolist() == [True, False]
+    logits = torch.tensor([[2.0, 1.0, -90.0], [2.0, 1.0, bad]], device=place)
+    peak, total, weighted, hit = out = torch.empty(4, 2, device=place)
+    kernels.statistics(logits, torch.tensor([1, 1], device=place), 1.0, out)
+    assert torch.isfinite(total).tolist() == [True, not sick]
+    # Weights 1 and e^-1 at z = 0 and -1.
+    values = [x[0 if sick else 1].item() for x in (peak, total, weighted, hit)]
+    assert values == pytest.approx([2.0, 1.3678794, -0.3678794, 1.0])
 
 
 def both_ways(trainer, folder: Path, digest: str, setup: Setup, batch: TrainBatch) -> list[tuple]:
