@@ -223,6 +223,7 @@ class TrainConfig(Section):
         description="stop if a token is this many times likelier, or less likely, than when sampled",
     )
     micro_tokens: Positive = execution(4096, description="most tokens in one micro-batch, over all data-parallel ranks")
+    recompute: bool = execution(False, description="keep no activations inside layers: less memory, a third more work")
 
     @property
     def reads_rollout_logprobs(self) -> str:

@@ -137,6 +137,7 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
             "threads": threads,
             "engine": config.engine.model_dump(exclude={"kind"}),
             "micro_tokens": config.train.micro_tokens,
+            "recompute": config.train.recompute,
             "layout": config.layout.model_dump(),
             "checkpoint": config.checkpoint.model_dump(),
         },

@@ -88,7 +88,7 @@ def aggregate(
         kept = kept / _masked_in_row(loss_mask, offsets)
     if mode == "seq_mean_token_sum":
         kept = kept / _check_horizon(horizon)
-    count = loss_mask.sum() if mode == "token_mean" else torch.tensor(len(offsets) - 1, device=loss_mask.device)
+    count = loss_mask.sum() if mode == "token_mean" else torch.full((), len(offsets) - 1, device=loss_mask.device)
     return kept.sum(dtype=torch.float64), count.to(torch.float64)
 
 

@@ -118,13 +118,16 @@ def updates_of(step: Manifest) -> list[dict[str, float]]:
 
 def _setup_of(step: Manifest) -> Setup:
     critic: Any = step.config["critic"]
-    return Setup(CriticConfig(**critic), _train_config_of(step).optimizer)
+    train = _train_config_of(step)
+    return Setup(CriticConfig(**critic), train.optimizer, train.recompute)
 
 
 def _train_config_of(step: Manifest) -> TrainConfig:
     """As recorded, with its micro-batches, and no limits: it was within those that it had."""
     train: Any = step.config["train"]
-    return TrainConfig(**train, micro_tokens=step.execution["micro_tokens"], max_kl=None, max_ratio=None)
+    recompute: Any = step.execution.get("recompute", False)  # records from before the setting lack it
+    micro: Any = step.execution["micro_tokens"]
+    return TrainConfig(**train, micro_tokens=micro, recompute=recompute, max_kl=None, max_ratio=None)
 
 
 def save(trainer: "Trainer", job: Job) -> Path:

@@ -36,6 +36,7 @@ def train(
 ) -> Manifest | Pending:
     """The training state after this iteration's optimizer steps."""
     options = TrainOptions(config, temperature, policy_frozen=iteration < critic.warmup_iterations)
+    setup = Setup(critic, config.optimizer, config.recompute)
     read = {
         "train": config.semantic(),
         "critic": critic.semantic(),
@@ -51,7 +52,7 @@ def train(
         derive(run.seed, STEP.name, iteration),
         run.trainer,
         _train,
-        (options, Setup(critic, config.optimizer), run.checkpoint if run.keeps_state(iteration) else None),
+        (options, setup, run.checkpoint if run.keeps_state(iteration) else None),
     )
 
 

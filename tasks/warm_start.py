@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.config import CriticConfig, PromptsConfig, WarmStartConfig
+from data.config import CriticConfig, PromptsConfig, TrainConfig, WarmStartConfig
 from data.manifest import Manifest
 from data.seeds import derive
 from models.megatron.contract import Setup
@@ -23,13 +23,13 @@ STEP = Step("warm_start", version=1, kind="policy")
 
 
 def warm_start(
-    run: Run, policy: Manifest | Pending, prompts: PromptsConfig, config: WarmStartConfig, micro_tokens: int
+    run: Run, policy: Manifest | Pending, prompts: PromptsConfig, config: WarmStartConfig, train: TrainConfig
 ) -> Manifest | Pending:
-    """The policy after `config.steps` supervised steps; the policy itself if there are none."""
+    """The policy after `config.steps` supervised steps; the policy itself if there are none. train: how they run."""
     if config.steps == 0:
         return policy
     source_of(prompts).demonstrations(0, 1, 0)  # a source that has none says so before anything is started
-    setup = Setup(CriticConfig(kind="none"), config.optimizer)
+    setup = Setup(CriticConfig(kind="none"), config.optimizer, train.recompute)
     read = {"warm_start": config.semantic(), "system": prompts.system}
     return perform(
         run,
@@ -40,7 +40,7 @@ def warm_start(
         config.seed,
         run.trainer,
         _warm_start,
-        (prompts, config, setup, micro_tokens),
+        (prompts, config, setup, train.micro_tokens),
     )
 
 

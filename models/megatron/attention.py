@@ -1,14 +1,21 @@
-"""Causal attention over packed rows with torch's SDPA: one call per bucket of similar lengths, none per row."""
+"""Causal attention over packed rows: on a GPU one kernel for rows of any length, else SDPA by buckets of lengths."""
+
+import inspect
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.megatron.batch import Bucket, PackedBatch, Split
+from models.megatron.batch import Bucket, PackedBatch, Padded, Split
 from models.megatron.rotary import Rotate
+
+# torch 2.14 wants to be told that heads share keys and values; 2.11 has no such argument, and its kernel takes them.
+_SHARED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_CAUSAL = (-1, 0)  # a window: every token before, none after
 
 
 class PackedAttention(MegatronModule):
@@ -42,14 +49,20 @@ class PackedAttention(MegatronModule):
         """[tokens, heads · head_dim]"""
         batch = packed_seq_params
         query, key = (Rotate.apply(x, batch.cos, batch.sin) for x in (query, key))
+        if batch.split is None and has_kernel(query):
+            longest = int(batch.lengths.max())
+            bounds = (batch.bounds, batch.bounds, longest, longest)
+            out = varlen_attn(query, key, value, *bounds, scale=self.scale, window_size=_CAUSAL, **_SHARED_HEADS)
+            return out.flatten(1)
+        padded = batch.padded
         if batch.split is not None:
-            parts = self._attend_across(query, key, value, batch, batch.split)
+            parts = self._attend_across(query, key, value, padded, batch.split)
         else:
-            if batch.slots is not None:
-                query, key, value = (_Pad.apply(x, batch.slots, batch.place) for x in (query, key, value))
-            parts = [self._attend(query, key, value, bucket) for bucket in batch.buckets]
-        padded = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return padded if batch.place is None else _Unpad.apply(padded, batch.place)
+            if padded.slots is not None:
+                query, key, value = (_Pad.apply(x, padded.slots, padded.place) for x in (query, key, value))
+            parts = [self._attend(query, key, value, bucket) for bucket in padded.buckets]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole if padded.place is None else _Unpad.apply(whole, padded.place)
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """[rows · width, heads · head_dim]; padding stands at the end of a row, where no real token looks."""
@@ -59,22 +72,27 @@ class PackedAttention(MegatronModule):
         return out.transpose(1, 2).reshape(bucket.rows * bucket.width, -1)
 
     def _attend_across(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch, split: Split
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padded: Padded, split: Split
     ) -> list[torch.Tensor]:
         """The same with context parallelism: this rank's queries, the keys and values of all ranks."""
         group = parallel_state.get_context_parallel_group()
         everywhere = (gather_from_sequence_parallel_region(x.contiguous(), group=group) for x in (key, value))
         key, value = (_Pad.apply(x, split.slots, split.place) for x in everywhere)
-        if batch.slots is not None:
-            query = _Pad.apply(query, batch.slots, batch.place)
+        if padded.slots is not None:
+            query = _Pad.apply(query, padded.slots, padded.place)
         parts = []
-        for here, there, positions in zip(batch.buckets, split.buckets, split.positions, strict=True):
+        for here, there, positions in zip(padded.buckets, split.buckets, split.positions, strict=True):
             q, k, v = _rows(query, here), _rows(key, there), _rows(value, there)
             seen = torch.arange(there.width, device=q.device) <= positions[:, None, :, None]
             grouped = q.size(1) != k.size(1)
             out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale, enable_gqa=grouped)
             parts.append(out.transpose(1, 2).reshape(here.rows * here.width, -1))
         return parts
+
+
+def has_kernel(query: torch.Tensor) -> bool:
+    """Whether torch's kernel for rows of any length takes such heads."""
+    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.size(-1) in range(8, 257, 8)
 
 
 def _rows(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:

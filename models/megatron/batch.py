@@ -1,6 +1,7 @@
 """Packed micro-batches: rows of a Ragged laid end to end, with what attention and the losses need to find them."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,6 +21,15 @@ class Bucket:
     start: int  # first slot in the padded layout
     rows: int
     width: int
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Rows in buckets, for attention that takes rows of one length at a time."""
+
+    buckets: list[Bucket]
+    slots: torch.Tensor | None  # [padded] int64, token in each slot; None: slots are the tokens
+    place: torch.Tensor | None  # [total] int64, slot of each token
 
 
 @dataclass(frozen=True)
@@ -43,19 +53,26 @@ class PackedBatch(PackedSeqParams):
     """One micro-batch of `total` tokens, as Megatron carries it to the attention layers; padding counts as tokens.
 
     `cu_seqlens_*` stay unset: Megatron would only use them for its own rotary embedding. With context parallelism
-    `tokens` to `place` are of this rank's tokens; `at` numbers those of all ranks, in packed order.
+    `tokens` to `bounds` are of this rank's tokens; `at` numbers those of all ranks, in packed order.
     """
 
     rows: np.ndarray = field(kw_only=True)  # [rows] int64, their numbers in the caller's Ragged
     at: np.ndarray = field(kw_only=True)  # [tokens of the rows] int64, packed index of each
     tokens: torch.Tensor = field(kw_only=True)  # [1, total] int64
     positions: torch.Tensor = field(kw_only=True)  # [total] float32, index within the row
-    buckets: list[Bucket] = field(kw_only=True)
-    slots: torch.Tensor | None = field(kw_only=True)  # [padded] token in each slot; None: slots are the tokens
-    place: torch.Tensor | None = field(kw_only=True)  # [total] slot of each token
+    lengths: np.ndarray = field(kw_only=True)  # [rows] int64 of them as packed, then that of a row of padding, if any
+    groups: list[np.ndarray] = field(kw_only=True)  # which of `lengths` are similar
+    bounds: torch.Tensor = field(kw_only=True)  # [len(lengths) + 1] int32, where each begins, and the end
     split: Split | None = field(kw_only=True)  # with context parallelism
     cos: torch.Tensor | None = None  # [total, 1, head_dim / 2], set by the model
     sin: torch.Tensor | None = None
+
+    @cached_property
+    def padded(self) -> Padded:
+        """Made when attention first asks for it: a kernel for rows of any length needs none."""
+        buckets, *indices = _layout(self.lengths, self.groups)
+        tensors = (None if x is None else torch.from_numpy(x).to(self.tokens.device) for x in indices)
+        return Padded(buckets, *tensors)
 
 
 def flat_indices(offsets: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -78,16 +95,15 @@ def pack(streams: Ragged, rows: np.ndarray, device: torch.device, shares: Shares
     if shares.context > 1:
         split, own = _split(padded, groups, shares, device), shares.own_tokens(padded, shares.context_rank)
         tokens, positions, padded = tokens[own], positions[own], padded // shares.context
-    buckets, slots, place = _layout(padded, groups)
     return PackedBatch(
         qkv_format="thd",
         rows=rows,
         at=at,
         tokens=torch.from_numpy(tokens).to(device)[None],
         positions=torch.from_numpy(positions).to(device),
-        buckets=buckets,
-        slots=None if slots is None else torch.from_numpy(slots).to(device),
-        place=None if place is None else torch.from_numpy(place).to(device),
+        lengths=padded,
+        groups=groups,
+        bounds=torch.from_numpy(offsets_of(padded).astype(np.int32)).to(device),
         split=split,
     )
 

@@ -14,6 +14,7 @@ class Setup:
 
     critic: CriticConfig
     optimizer: OptimizerConfig
+    recompute: bool = False  # the layers' activations in the backward pass; changes no result
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ class _LogProbAndEntropy(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
         logits32 = logits.float()
-        peak = _reduced(logits32.amax(-1), ReduceOp.MAX, group)
+        peak = reduced(logits32.amax(-1), ReduceOp.MAX, group)
         z = (logits32 - peak[:, None]).div_(temperature)
         local, outside = _own_part(targets, z.size(-1), group)
         hit = z.gather(-1, local[:, None])[:, 0].masked_fill(outside, 0.0)
         weight = z.exp()
         sums = torch.stack([weight.sum(-1), weight.mul_(z).sum(-1), hit])
-        total, weighted, hit = _reduced(sums, ReduceOp.SUM, group)
+        total, weighted, hit = reduced(sums, ReduceOp.SUM, group)
         log_total = total.log()
         entropy = log_total - weighted / total
         ctx.save_for_backward(z.sub_(log_total[:, None]), local, outside, entropy)
@@ -58,7 +58,8 @@ def _own_part(targets: torch.Tensor, size: int, group: ProcessGroup) -> tuple[to
     return local.masked_fill(outside, 0), outside
 
 
-def _reduced(values: torch.Tensor, op: ReduceOp, group: ProcessGroup) -> torch.Tensor:
+def reduced(values: torch.Tensor, op: ReduceOp, group: ProcessGroup) -> torch.Tensor:
+    """`values` over all ranks of `group`, in place."""
     if group.size() > 1:
         all_reduce(values, op=op, group=group)
     return values

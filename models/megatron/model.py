@@ -14,19 +14,13 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from models.megatron.attention import PackedAttention
 from models.megatron.batch import PackedBatch
+from models.megatron.head import Head
+from models.megatron.norm import RMSNorm
 from models.megatron.rotary import inverse_frequencies
 from models.megatron.shape import ModelShape
 
-# From (hidden [tokens, hidden], logits_of: hidden rows -> logits [rows, vocabulary / TP]) -> whatever the caller needs
-type Reader[Outputs] = Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], Outputs]
-
-
-class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm in the model's dtype; its weight says whether sequence parallelism must reduce its gradient."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **unused: object) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel
+# From (hidden [tokens, hidden], the output layer) -> whatever the caller needs
+type Reader[Outputs] = Callable[[torch.Tensor, Head], Outputs]
 
 
 class Trunk(GPTModel):
@@ -41,7 +35,7 @@ class Trunk(GPTModel):
         sequence_parallel: bool = False,
     ) -> None:
         """with_output False: no parameters for an output layer of its own (a critic's trunk)."""
-        config = _config(shape, dtype, sequence_parallel)
+        config = _config(shape, dtype, sequence_parallel, fused=device.type == "cuda")
         super().__init__(
             config,
             _spec(config),
@@ -84,15 +78,13 @@ class Trunk(GPTModel):
 def _hand_over(
     *, hidden_states: torch.Tensor, output_layer: torch.nn.Module, output_weight: torch.Tensor | None, **rest: object
 ) -> object:
-    def logits_of(hidden: torch.Tensor) -> torch.Tensor:
-        return output_layer(hidden[:, None], weight=output_weight)[0][:, 0]
-
     if output_layer.config.sequence_parallel:
         hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-    return rest["context"](hidden_states[:, 0], logits_of)
+    weight = output_layer.weight if output_weight is None else output_weight
+    return rest["context"](hidden_states[:, 0], Head(output_layer, weight, output_layer.tp_group))
 
 
-def _config(shape: ModelShape, dtype: torch.dtype, sequence_parallel: bool) -> TransformerConfig:
+def _config(shape: ModelShape, dtype: torch.dtype, sequence_parallel: bool, fused: bool) -> TransformerConfig:
     experts = shape.experts
     mixture = (
         {}
@@ -119,6 +111,7 @@ def _config(shape: ModelShape, dtype: torch.dtype, sequence_parallel: bool) -> T
         add_bias_linear=False,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
+        bias_activation_fusion=fused,  # SwiGLU as one kernel each way, made by torch.compile
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from models.megatron import sharding
 from models.megatron.batch import PackedBatch
 from models.megatron.gather import here, joined
-from models.megatron.logprob import logprob_and_entropy
+from models.megatron.head import Head
 from models.megatron.mapping import Tensors, to_hf, to_megatron
 from models.megatron.model import Trunk
 from models.megatron.optimizer import Part
@@ -80,6 +80,14 @@ class Networks:
         """Whether weights of such a model can be loaded here."""
         return (self.shape, self.dtype, self.critic_kind) == (shape, dtype, critic)
 
+    def recompute(self, wanted: bool) -> None:
+        """Whether passes from now on keep only each layer's input, and make the rest anew for the backward pass."""
+        for name in ("policy", "critic"):
+            if name in self.parts:
+                config = self.parts[name].module.config
+                config.recompute_granularity = "full" if wanted else None
+                config.recompute_method, config.recompute_num_layers = ("uniform", 1) if wanted else (None, None)
+
     def load_policy(self, tensors: Tensors) -> None:
         """The policy's weights into every trunk, a zero head, fresh optimizers."""
         weights = to_megatron(tensors, self.shape)
@@ -105,11 +113,10 @@ class Networks:
         """
         trunk, shared = self.parts["policy"].module, self.critic_kind == "shared"
 
-        def read(hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]) -> Outputs:
+        def read(hidden: torch.Tensor, head: Head) -> Outputs:
             at, which = here(batch, reads.at)
             targets = reads.targets if which is None else reads.targets.index_select(0, which)
-            group = trunk.module.pg_collection.tp
-            seen = logprob_and_entropy(logits_of(hidden.index_select(0, at)), targets, temperature, group)
+            seen = head.logprob_and_entropy(hidden.index_select(0, at), targets, temperature)
             logprobs, entropy = (joined(x, which, len(reads.at)) for x in seen)
             with torch.set_grad_enabled(grad):
                 return Outputs(logprobs, entropy, self._values(batch, hidden) if shared else None)
@@ -120,9 +127,7 @@ class Networks:
 
     def critic_pass(self, batch: PackedBatch) -> Outputs:
         """Values from the separate critic."""
-        return self.parts["critic"].module(
-            batch, lambda hidden, logits_of: Outputs(None, None, self._values(batch, hidden))
-        )
+        return self.parts["critic"].module(batch, lambda hidden, head: Outputs(None, None, self._values(batch, hidden)))
 
     def _values(self, batch: PackedBatch, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens] float32, of the tokens of all context ranks."""

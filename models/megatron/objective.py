@@ -165,4 +165,4 @@ def _count(where: torch.Tensor) -> torch.Tensor:
 
 
 def _number(value: float, device: torch.device) -> torch.Tensor:
-    return torch.tensor(float(value), dtype=torch.float64, device=device)
+    return torch.full((), float(value), dtype=torch.float64, device=device)  # unlike tensor(), no wait for a GPU

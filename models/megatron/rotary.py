@@ -34,14 +34,19 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin)
+        return turn(x, cos, sin)
 
     @staticmethod
     def backward(ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, -sin), None, None  # the transpose of a rotation is the rotation back
+        return turn(grad, cos, -sin), None, None  # the transpose of a rotation is the rotation back
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The rotation, in x's dtype; on a GPU one kernel in float32."""
+    if x.is_cuda:
+        from models.megatron import kernels
+
+        return kernels.turn(x, cos, sin)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

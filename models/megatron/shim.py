@@ -106,9 +106,12 @@ def install() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         modules = [importlib.import_module(name) for name in _MODULES]
+        random = importlib.import_module("megatron.core.tensor_parallel.random")
     if torch.cuda.is_available():
         return
     stand_in = _CpuTorch()
     for module in modules:
         module.torch = stand_in
     _name_types_as_cuda()
+    # Recomputation takes the state of the GPU's random numbers, to set it again.
+    random._get_cuda_rng_state = random._set_cuda_rng_state = lambda *args, **kwargs: None

@@ -174,6 +174,7 @@ class Trainer:
 
     def _follow(self, lessons_of: Course, batch: TrainBatch, plan: Plan) -> list[Metrics]:
         self._policy_digest = self._state_digest = None
+        self._held().recompute(self._setup.recompute)
         metrics = []
         for number, step in enumerate(plan):
             lessons = [prepare_lesson(batch, rows, self._device, self._shares) for rows in step]

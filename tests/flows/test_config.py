@@ -122,7 +122,14 @@ def test_missing_file_and_broken_toml(tmp_path: Path) -> None:
 def test_execution_fields_are_not_semantic() -> None:
     """micro_tokens, threads and store say how to run; lr and lambda change the result."""
     other = load(
-        SORT, ["train.micro_tokens=99", "resources.threads=7", "resources.store=memory://x", "layout.tensor=2"]
+        SORT,
+        [
+            "train.micro_tokens=99",
+            "train.recompute=true",
+            "resources.threads=7",
+            "resources.store=memory://x",
+            "layout.tensor=2",
+        ],
     )
     base = load(SORT)
     assert base.semantic() == other.semantic()

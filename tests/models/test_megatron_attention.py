@@ -79,3 +79,35 @@ def test_packed_attention_equals_the_naive_loop(device: torch.device, lengths: l
     assert torch.allclose(out, wanted, atol=1e-5)
     for got, want in zip(grads, wanted_grads, strict=True):
         assert torch.allclose(got, want, atol=2e-5)
+
+
+@pytest.mark.parametrize("lengths", [[3, 1, 5, 2], [7]])
+def test_what_the_kernel_for_ragged_rows_is_told(
+    device: torch.device, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch has it for GPUs only: here a loop over the rows stands in, which reads its arguments as its manual says."""
+    from models.megatron import attention
+
+    def rows_of(q, k, v, begin_q, begin_k, longest_q, longest_k, *, scale, window_size, enable_gqa):
+        assert window_size == (-1, 0) and enable_gqa and longest_q == longest_k == max(lengths)
+        assert begin_q.dtype == begin_k.dtype == torch.int32
+        attend = torch.nn.functional.scaled_dot_product_attention
+        parts = [
+            attend(*(x[a:b].transpose(0, 1) for x in (q, k, v)), is_causal=True, scale=scale, enable_gqa=True)
+            for a, b in zip(begin_q[:-1].tolist(), begin_k[1:].tolist(), strict=True)
+        ]
+        return torch.cat(parts, 1).transpose(0, 1)
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sum(lengths), n, 8) for n in (4, 2, 2))
+    batch = pack(from_rows([np.zeros(n) for n in lengths], np.int32), np.arange(len(lengths)), torch.device("cpu"))
+    angles = torch.outer(batch.positions, inverse_frequencies(Rope(100.0), 8))
+    batch.cos, batch.sin = angles.cos()[:, None], angles.sin()[:, None]
+    layer = attention.PackedAttention.__new__(attention.PackedAttention)
+    torch.nn.Module.__init__(layer)
+    layer.scale = 8**-0.5
+    monkeypatch.setattr(attention, "has_kernel", lambda query: True)
+    monkeypatch.setattr(attention, "varlen_attn", rows_of)
+    out = layer(q, k, v, None, packed_seq_params=batch)
+    assert torch.allclose(out, naive(q, k, v, lengths, angles), atol=1e-5)
+    assert "padded" not in vars(batch)  # nothing was laid out in buckets

@@ -21,14 +21,14 @@ def test_packed_tokens_and_positions() -> None:
     assert packed.tokens.tolist() == [[8, 9, 4, 5, 6]]
     assert packed.positions.tolist() == [0, 1, 2, 0, 1]
     # One bucket of width 3: 8 9 4 | 5 6 (6 again, as padding).
-    assert packed.buckets == [Bucket(0, 2, 3)]
-    assert packed.slots.tolist() == [0, 1, 2, 3, 4, 4]
-    assert packed.place.tolist() == [0, 1, 2, 3, 4]
+    assert packed.padded.buckets == [Bucket(0, 2, 3)]
+    assert packed.padded.slots.tolist() == [0, 1, 2, 3, 4, 4]
+    assert packed.padded.place.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_rows_of_one_length_need_no_padding() -> None:
     packed = pack(from_rows([[1, 2], [3, 4]], np.int32), np.array([0, 1]), CPU)
-    assert packed.slots is None and packed.place is None
+    assert packed.padded.slots is None and packed.padded.place is None
 
 
 def test_a_long_outlier_stands_alone() -> None:
@@ -49,7 +49,7 @@ def test_buckets_hold_every_row_once_with_bounded_padding(lengths: list[int]) ->
 def test_every_token_comes_back_from_its_slot(lengths: list[int]) -> None:
     total = sum(lengths)
     streams = from_rows(np.split(np.arange(total), np.cumsum(lengths)[:-1]), np.int32)
-    packed = pack(streams, np.arange(len(lengths)), CPU)
-    if packed.slots is not None:
-        assert packed.slots[packed.place].tolist() == list(range(total))
-    assert sum(b.rows * b.width for b in packed.buckets) == (total if packed.slots is None else len(packed.slots))
+    padded = pack(streams, np.arange(len(lengths)), CPU).padded
+    if padded.slots is not None:
+        assert padded.slots[padded.place].tolist() == list(range(total))
+    assert sum(b.rows * b.width for b in padded.buckets) == (total if padded.slots is None else len(padded.slots))

@@ -363,3 +363,26 @@ def test_a_batch_that_lacks_something_is_refused(
     trainer.bring_to_policy(small_model, digest_of(small_model), make_setup("shared"))
     with pytest.raises(ValueError, match=message):
         trainer.train(replace(eight, **{k: made[v] for k, v in change.items()}), [EVERYTHING], options())
+
+
+@pytest.mark.parametrize("kind", ["shared", "separate"])
+def test_recomputed_layers_give_the_same_gradients(
+    trainer, small_model, digest_of, make_setup, eight: TrainBatch, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, and each layer's forward pass runs once more in the backward pass of its micro-batch."""
+    from models.megatron.attention import PackedAttention
+
+    passes, forward = [], PackedAttention.forward
+    monkeypatch.setattr(PackedAttention, "forward", lambda *a, **k: (passes.append(1), forward(*a, **k))[1])
+    gradients, counts = [], []
+    for recompute in (False, True, False):
+        setup = replace(make_setup(kind), recompute=recompute)
+        trainer.bring_to_policy(small_model, digest_of(small_model), setup)
+        passes.clear()
+        trainer.train(eight, [[np.arange(4), np.arange(4, 8)]], options(entropy_bonus=0.01))
+        counts.append(len(passes))
+        buffers = [b.grad_data for part in trainer._networks.parts.values() for b in part.module.buffers]
+        gradients.append(torch.cat([buffer.flatten() for buffer in buffers]))
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+    trunks = 2 if kind == "separate" else 1
+    assert counts == [2 * 2 * trunks, 2 * counts[0], counts[0]]  # micro-batches · layers · trunks
