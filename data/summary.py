@@ -39,11 +39,16 @@ class Evaluation:
 
 
 def leading(*figures: Mapping[str, float]) -> list[str]:
-    """The names that people look at first: mean rewards, and pass@k of the largest k above 1."""
+    """The names that people look at first: mean rewards, and of each evaluation the pass@k of its largest k above 1."""
     names = {name for found in figures for name in found}
-    tries = [int(n.removeprefix("pass@")) for n in names if n.startswith("pass@") and not n.endswith(ERROR)]
-    passing = f"pass@{max(tries)}" if max(tries, default=1) > 1 else ""
-    return [name for name in (DECODINGS[0], passing, DECODINGS[1]) if name in names]
+    largest = {max(map(_tries, found), default=0) for found in figures}
+    passing = [f"pass@{tries}" for tries in sorted(largest) if tries > 1]
+    return [name for name in (DECODINGS[0], *passing, DECODINGS[1]) if name in names]
+
+
+def _tries(name: str) -> int:
+    """pass@8 -> 8; 0 for a figure of another kind."""
+    return int(name.removeprefix("pass@")) if name.startswith("pass@") and not name.endswith(ERROR) else 0
 
 
 def with_error(figures: Mapping[str, float], name: str) -> str:

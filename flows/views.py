@@ -75,8 +75,8 @@ def runs(console: Console, rows: Sequence[Json], store: str) -> None:
             r["status"],
             str(r["iterations"]),
             number(r["reward"]),
-            with_error(before, "sampled"),
-            with_error(after, "sampled"),
+            number(before.get("sampled")),
+            number(after.get("sampled")),
             r["created_at"][:19],
         )
     console.print(made)

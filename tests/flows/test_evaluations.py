@@ -77,6 +77,10 @@ def test_between_iterations_and_under_other_settings(rollbook: Callable[..., str
         assert found[2]["avg@3"] == before[2]
         folders = [place.path.rpartition("/")[2].partition("-")[0] for place in ledger.places(3)]
         assert sorted(folders) == ["evaluate_greedy", *["evaluate_sampled"] * 2, "score_greedy", *["score_sampled"] * 2]
+    assert json.loads(rollbook("verify", "evaluated", "--json"))["ok"]
+    # What was made of the last policy, version 12: 4 updates an iteration.
+    made_of = rollbook("lineage", "evaluated@12")
+    assert "evaluated/3/evaluate_sampled" in made_of and "evaluated/000003/evaluate_sampled-" in made_of
 
 
 def made_before(ledger: Ledger, iteration: int, first: str, second: str) -> bool:

@@ -9,7 +9,6 @@ import pytest
 
 from data.config import EvaluateConfig, PromptsConfig, RewardConfig, SamplingConfig
 from data.manifest import Manifest
-from data.request import StepConflict
 from data.summary import Evaluation, leading, with_error
 from data.tables import read_table
 from data.user_code import load
@@ -93,6 +92,12 @@ def test_figures_of_what_was_scored(bench: Any, pool: Any, scorer_file: Callable
     assert figures["pass@4"] == 1.0 and "pass@4/se" not in figures
     assert figures["failed"] == 1
     assert leading(figures) == ["sampled", "pass@4"]
+    assert leading(figures, {"pass@1": 0.5, "pass@2": 0.5, "greedy": 1.0}, {}) == [
+        "sampled",
+        "pass@2",
+        "pass@4",
+        "greedy",
+    ]
     told = {"sampled": 0.3141, "sampled/se": 0.1234, "pass@4": 1.0}
     assert [with_error(told, name) for name in ("sampled", "pass@4", "greedy")] == ["0.314 ± 0.123", "1.000", "-"]
 
@@ -146,15 +151,6 @@ def test_other_settings_lie_beside_and_each_is_made_once(evaluated: Callable[...
     uris = [e.rewards["sampled"].uri for e in (first, more, warm, lenient)]
     assert len(set(uris)) == 4 and uris[0].endswith("/000000/score_sampled/manifest.json")
     assert evaluated(problems=24, samples=4) == more and evaluated(problems=24) == first
-
-
-def test_a_step_that_is_made_once_is_still_refused(evaluated: Callable[..., Evaluation], tmp_path: Path) -> None:
-    config = load_config(SORT, [f"resources.store=file://{tmp_path}/store", "sampling.max_new_tokens=5"])
-    run, head = record_run(load_config(SORT, [f"resources.store=file://{tmp_path}/store"]), Home(tmp_path), 1)
-    from flows.training import one_iteration
-
-    with pytest.raises(StepConflict, match="max_new_tokens was 9, now 5"):
-        one_iteration(config, run, 0, head)
 
 
 def test_a_whole_file_is_so_many_problems(evaluated: Callable[..., Evaluation], held_out: PromptsConfig) -> None:
