@@ -83,6 +83,10 @@ class EngineConfig(Section):
     urls: list[str] = execution(
         [], description="addresses of SGLang servers that run already (key: SGLANG_API_KEY); none: start our own"
     )
+    sync: Literal["disk", "tensor"] = execution(
+        "disk",
+        description="how weights come to the engine: from the store, or in memory from a trainer on its machine",
+    )
     replicas: Positive = execution(1, description="own servers on this machine, each on a GPU of its own")
     dtype: Literal["float32", "bfloat16", "float16"] | None = later(
         None, description="of the weights it generates with; unset: the policy's own. On a GPU it must be a 16-bit one"

@@ -131,6 +131,7 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         worker=worker_role(config.reward.workers),
         watchers=[lambda note: require_going_on(), *watchers],
         checkpoint=config.checkpoint,
+        hands_over=config.engine.sync == "tensor",
         iterations=config.iterations,
         start=ledger.fork,
         execution={

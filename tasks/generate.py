@@ -17,6 +17,7 @@ from data.ids import child, root_id
 from data.manifest import Manifest
 from data.prompts import Prompt, PromptSource, load_source
 from data.seeds import derive
+from infra import handover
 from models.engines.contract import Completion, Request, RolloutEngine, SamplingParams, require_room
 from ops.metrics import rollout_metrics
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
@@ -85,18 +86,29 @@ def roll_out(
         seed,
         run.engine,
         _generate,
-        (draw, prompts, sampling, run.seed),
+        (draw, prompts, sampling, run.seed, run.hands_over),
     )
 
 
 def _generate(
-    engine: RolloutEngine, job: Job, draw: Draw, prompts: PromptsConfig, sampling: SamplingConfig, order_seed: int
+    engine: RolloutEngine,
+    job: Job,
+    draw: Draw,
+    prompts: PromptsConfig,
+    sampling: SamplingConfig,
+    order_seed: int,
+    handed_over: bool,
 ) -> Manifest:
+    """handed_over: the trainer may have left the policy in memory."""
     from models.tokenizer import Tokenizer
 
-    policy, folder = job.input("policy"), job.folder("policy")
+    policy = job.input("policy")
+    in_memory = handover.offered(policy.content_digest) if handed_over else None
+    folder = in_memory or job.folder("policy")
     tokenizer = Tokenizer(folder)
-    engine.update_weights(folder, policy.policy_version, policy.content_digest)
+    clock = time.perf_counter()
+    engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
+    sync_s = time.perf_counter() - clock
     source = source_of(prompts)
     roots = _roots(source, draw, order_seed)
     requests = _requests(roots, draw.samples, tokenizer, job.seed)
@@ -120,7 +132,7 @@ def _generate(
     version = policy.policy_version
     attempt.add_table("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS), policy_version=version)
     return attempt.commit(
-        metrics=_metrics(completions, 1000.0 / latency_ms),
+        metrics=_metrics(completions, 1000.0 / latency_ms) | {"generate/sync_s": sync_s},
         facts={
             "cursor": {"start": draw.cursor, "end": draw.cursor + draw.count},
             "duplicates": source.duplicates,

@@ -1,12 +1,15 @@
 """publish: state -> policy. A Hugging Face folder: weights without value head, and the base model's tokenizer."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from data.config import CriticConfig, TrainConfig
 from data.manifest import Manifest
+from infra import handover
 from models.megatron.contract import Setup
 from tasks.state import bring
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
@@ -36,23 +39,25 @@ def publish(
         0,
         run.trainer,
         _publish,
-        (Setup(critic, train.optimizer),),
+        (Setup(critic, train.optimizer), run.hands_over),
     )
 
 
-def _publish(trainer: "Trainer", job: Job, setup: Setup) -> Manifest | None:
+def _publish(trainer: "Trainer", job: Job, setup: Setup, hand_over: bool) -> Manifest | None:
     bring(trainer, job, setup)
-    return commit_policy(trainer, job, job.input("state").policy_version, {})
+    return commit_policy(trainer, job, job.input("state").policy_version, {}, hand_over)
 
 
-def commit_policy(trainer: "Trainer", job: Job, version: int, metrics: dict[str, float]) -> Manifest | None:
+def commit_policy(
+    trainer: "Trainer", job: Job, version: int, metrics: dict[str, float], hand_over: bool
+) -> Manifest | None:
     """Export what the trainer holds, as a folder that stands alone: tokenizer and template are the base policy's.
 
-    Every rank takes part; the first one commits, the others return None.
+    Every rank takes part; the first one commits, the others return None. hand_over: keep the folder in memory, for an
+    engine on this machine.
     """
     base = job.input("base")
-    with TemporaryDirectory(prefix="rollbook-policy-") as name:
-        folder = Path(name)
+    with _place(hand_over and trainer.is_first) as folder:
         digest = trainer.export_policy(folder)
         if not trainer.is_first:
             return None
@@ -65,4 +70,17 @@ def commit_policy(trainer: "Trainer", job: Job, version: int, metrics: dict[str,
                 shutil.copyfile(file, folder / file.name)
         attempt = job.attempt()
         attempt.add_folder(folder)
-        return attempt.commit(content_digest=digest, metrics=metrics, facts={**base.facts, "policy_version": version})
+        made = attempt.commit(content_digest=digest, metrics=metrics, facts={**base.facts, "policy_version": version})
+        if hand_over and folder.parent == handover.root():
+            handover.offer(folder, digest)
+        return made
+
+
+@contextlib.contextmanager
+def _place(in_memory: bool) -> Iterator[Path]:
+    """A folder to write into: one in memory, which stays, or one that goes."""
+    if in_memory and (folder := handover.place()) is not None:
+        yield folder
+        return
+    with TemporaryDirectory(prefix="rollbook-policy-") as name:
+        yield Path(name)

@@ -120,6 +120,7 @@ class Run:
     execution: dict[str, Any]
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     iterations: int = 0  # how many the run is to have
+    hands_over: bool = False  # policies go from the trainer to the engine in memory, where both are on one machine
     start: Fork | None = None  # what lies before is taken as it is on record, whatever made it
     through: str | None = None  # the last step that may run
     through_of: int | None = None  # in this iteration; None: in all

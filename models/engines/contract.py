@@ -104,8 +104,8 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def update_weights(self, folder: Path, version: int, digest: str) -> None:
-        """Serves the folder's weights from now on.
+    def update_weights(self, folder: Path, version: int, digest: str, in_memory: bool = False) -> None:
+        """Serves the folder's weights from now on. in_memory: it lies in memory, and whoever wrote it hashed it.
 
         Raises WeightsMismatch if what was loaded has another digest; the old weights then stay and serve on.
         """

@@ -73,8 +73,9 @@ class TransformersEngine:
             context=serving.config.context if serving else None,
         )
 
-    def update_weights(self, folder: Path, version: int, digest: str) -> None:
-        """See the contract. Weights that are served already are not loaded again."""
+    def update_weights(self, folder: Path, version: int, digest: str, in_memory: bool = False) -> None:
+        """See the contract. Weights that are served already are not loaded again; all others are hashed here."""
+        del in_memory
         if self._serving and self._serving.digest == digest:
             self._serving = _Serving(self._serving.folder, self._serving.model, self._serving.config, version, digest)
             return

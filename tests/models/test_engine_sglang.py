@@ -81,6 +81,17 @@ def test_c25_weights_that_arrive_altered_are_caught(engine, small_step, tmp_path
     assert_refused_and_restored(engine, folder, digest, r"parameters are not those of digest \w{64}, first model")
 
 
+def test_c25_tensors_that_arrive_altered_are_caught(engine, small_step, monkeypatch):
+    folder, digest = small_step
+    backend = backend_of(engine)
+    load, norm = backend.load_tensors, {"model.norm.weight": torch.full((96,), 1.001)}
+    monkeypatch.setattr(backend, "load_tensors", lambda tensors, *more: load({**tensors, **norm}, *more))
+    before = engine.policy_digest
+    with pytest.raises(WeightsMismatch, match=r"1 parameters are not those of digest .*, first model.norm.weight;"):
+        engine.update_weights(folder, 4, digest, in_memory=True)
+    assert engine.policy_digest == before
+
+
 def test_c25_a_sync_that_did_not_happen_is_caught(engine, small_step, sharp_toy, monkeypatch):
     folder, digest = small_step
     backend = backend_of(engine)
@@ -159,9 +170,10 @@ def test_a_prefix_of_the_old_weights_is_not_used(engine, small_step, sharp_toy, 
     engine.update_weights(tmp_path / "far", 4, digest)
 
 
-def test_an_update_of_a_millionth_arrives(engine, small_step):
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_an_update_of_a_millionth_arrives(engine, small_step, in_memory):
     folder, digest = small_step
-    engine.update_weights(folder, 4, digest)
+    engine.update_weights(folder, 4, digest, in_memory)
     assert {(c.policy_version, c.policy_digest) for c in engine.generate(ASKED, PLAIN)} == {(4, digest)}
 
 

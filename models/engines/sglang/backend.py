@@ -1,9 +1,11 @@
 """One SGLang, whatever the way to it, and what can go wrong with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 Answer = dict[str, Any]  # as SGLang gives it: output_ids, meta_info
 
@@ -44,6 +46,10 @@ class Backend(Protocol):
 
         `tag` is what `serving` and every answer then say. Raises BackendRefused.
         """
+        ...
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor], folder: Path, tag: str) -> None:
+        """The same with weights that are in memory, on its kind of device, and in the folder too."""
         ...
 
     def serving(self) -> str:

@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from models.engines.sglang.backend import Answer, Asked, BackendLost, BackendRefused, too_late
 from models.engines.sglang.complaints import explain
@@ -65,17 +66,46 @@ class Embedded:
         self._loop.call_soon_threadsafe(self._manager.abort_request, "", True)
 
     def load_folder(self, folder: Path, tag: str) -> None:
-        from sglang.srt.managers.io_struct import (  # ty: ignore[unresolved-import]
-            ContinueGenerationReqInput,
-            PauseGenerationReqInput,
-            UpdateWeightFromDiskReqInput,
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput  # ty: ignore[unresolved-import]
+
+        ask = UpdateWeightFromDiskReqInput(model_path=str(folder), weight_version=tag, flush_cache=True)
+        self._load(folder, lambda: self._manager.update_weights_from_disk(ask, None))
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor], folder: Path, tag: str) -> None:
+        """In one flat bucket, which the scheduler maps: on a GPU nothing is copied but into its own parameters."""
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput  # ty: ignore[unresolved-import]
+        from sglang.srt.utils import MultiprocessingSerializer  # ty: ignore[unresolved-import]
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket  # ty: ignore[unresolved-import]
+
+        bucket = FlattenedTensorBucket(named_tensors=list(tensors.items()))
+        content = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
+        ask = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=[MultiprocessingSerializer.serialize(content)],
+            load_format="flattened_bucket",
+            flush_cache=True,
+            weight_version=tag,
         )
 
+        async def update() -> Any:
+            if not hasattr(self._engine, "begin_weight_update"):  # SGLang 0.5.17
+                return await self._manager.update_weights_from_tensor(ask, None)
+            from sglang.srt.managers import io_struct  # ty: ignore[unresolved-import]
+
+            await self._manager.begin_weight_update(io_struct.BeginWeightUpdateReqInput(selector="all"), None)
+            answer = await self._manager.update_weights_from_tensor(ask, None)
+            await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None)
+            return answer
+
+        self._load(folder, update)
+
+    def _load(self, folder: Path, update: Callable[[], Awaitable[Any]]) -> None:
+        """Between a pause and going on. Raises BackendRefused."""
+        from sglang.srt.managers import io_struct  # ty: ignore[unresolved-import]
+
         async def load() -> tuple[bool, str]:
-            ask = UpdateWeightFromDiskReqInput(model_path=str(folder), weight_version=tag, flush_cache=True)
-            await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
-            fine, message, *_ = await self._manager.update_weights_from_disk(ask, None)
-            await self._manager.continue_generation(ContinueGenerationReqInput())
+            await self._manager.pause_generation(io_struct.PauseGenerationReqInput(mode="retract"))
+            fine, message, *_ = await update()
+            await self._manager.continue_generation(io_struct.ContinueGenerationReqInput())
             return fine, message
 
         fine, message = self._run("load weights", load())

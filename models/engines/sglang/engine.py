@@ -4,7 +4,7 @@ import functools
 import importlib.metadata
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from models.engines.contract import (
 from models.engines.sglang import proof, wire
 from models.engines.sglang.arguments import prepare_environment
 from models.engines.sglang.backend import Answer, Backend, BackendRefused
+from models.engines.sglang.replica import Wanted
 from models.engines.sglang.replicas import Replicas
 from models.folder import FolderConfig, read_config
 from models.weights import WeightsMismatch, stored_dtype
@@ -83,7 +84,7 @@ class SGLangEngine:
             context=serving.config.context if serving else None,
         )
 
-    def update_weights(self, folder: Path, version: int, digest: str) -> None:
+    def update_weights(self, folder: Path, version: int, digest: str, in_memory: bool = False) -> None:
         """See the contract. Weights that are served already are not loaded again; new ones are proven on each replica.
 
         Raises WeightsMismatch also if a replica does not compute with them; it then gets the old ones back.
@@ -92,11 +93,11 @@ class SGLangEngine:
         if before is not None and before.digest == digest:
             self._serving = _Serving(before.folder, before.config, before.shape, version, digest)
             return
-        weights = self._read(folder, digest)
+        weights = self._read(folder, digest, hashed=in_memory)
         shape = (folder / "config.json").read_bytes() + stored_dtype(folder).encode()
         new = _Serving(folder, read_config(folder), shape, version, digest)
         try:
-            self._bring(new, weights)
+            self._bring(new, weights, in_memory)
         except (BackendRefused, WeightsMismatch) as refused:
             self._restore(before)
             raise WeightsMismatch(str(refused)) from refused
@@ -122,16 +123,16 @@ class SGLangEngine:
         self._serving = None
         self._replicas.close()
 
-    def _bring(self, new: _Serving, weights: proof.Weights) -> None:
+    def _bring(self, new: _Serving, weights: proof.Weights, in_memory: bool = False) -> None:
         alike = self._serving is not None and self._serving.shape == new.shape
         self._serving = None  # until it is proven
         prove = _Proof(new, lambda: self._read(new.folder, new.digest), weights)
-        self._replicas.load(new.folder, new.tag, in_place=alike, prove=prove)
+        self._replicas.load(Wanted(new.folder, new.tag, prove, prove.tensors if in_memory else lambda: None), alike)
         prove.held = None  # a replica brought back later is proven by the files
         self._serving = new
 
-    def _read(self, folder: Path, digest: str) -> proof.Weights:
-        return proof.read_weights(folder, digest, self._device, self._config.dtype)
+    def _read(self, folder: Path, digest: str, hashed: bool = False) -> proof.Weights:
+        return proof.read_weights(folder, digest, self._device, self._config.dtype, hashed)
 
     def _restore(self, before: _Serving | None) -> None:
         """After a sync that failed: the old weights, proven, or none at all."""
@@ -153,6 +154,9 @@ class _Proof:
     new: _Serving
     read: Callable[[], proof.Weights]
     held: proof.Weights | None
+
+    def tensors(self) -> Mapping[str, torch.Tensor] | None:
+        return self.held.tensors if self.held else None
 
     def __call__(self, backend: Backend) -> None:
         holder, tag = f"SGLang, loaded from {self.new.folder}", self.new.tag

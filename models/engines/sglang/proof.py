@@ -70,8 +70,8 @@ class Weights:
         return found
 
 
-def read_weights(folder: Path, digest: str, device: str, dtype: str | None) -> Weights:
-    """dtype: that SGLang serves them in; None: their own.
+def read_weights(folder: Path, digest: str, device: str, dtype: str | None, hashed: bool = False) -> Weights:
+    """dtype: that SGLang serves them in; None: their own. hashed: the files are known to have the digest.
 
     Raises WeightsMismatch for weights of another digest, that do not fit the model, or that are not finite.
     """
@@ -79,7 +79,8 @@ def read_weights(folder: Path, digest: str, device: str, dtype: str | None) -> W
         tensors = read_tensors(folder, device)
     except (OSError, ValueError) as error:
         raise WeightsMismatch(f"{folder}: cannot be loaded ({error}); publish that policy again") from error
-    require_digest(f"engine, loaded from {folder}", tensors_digest(tensors), digest)
+    if not hashed:
+        require_digest(f"engine, loaded from {folder}", tensors_digest(tensors), digest)
     if dtype is not None:
         tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
     model = _place(folder, tensors, device)

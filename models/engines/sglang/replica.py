@@ -2,11 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -29,6 +30,7 @@ class Wanted:
     folder: Path
     tag: str
     prove: Callable[[Backend], None]
+    tensors: Callable[[], Mapping[str, torch.Tensor] | None] = lambda: None  # the same weights, while in memory
 
 
 Make = Callable[[Wanted, threading.Event], Backend]  # one that has the weights; the event, once set, ends the waiting
@@ -88,7 +90,10 @@ class Replica:
         self.ready = False
         if self._backend is not None and (in_place or not self._ours):
             try:
-                self._backend.load_folder(wanted.folder, wanted.tag)
+                if (tensors := wanted.tensors()) is not None:
+                    self._backend.load_tensors(tensors, wanted.folder, wanted.tag)
+                else:
+                    self._backend.load_folder(wanted.folder, wanted.tag)
                 wanted.prove(self._backend)
                 self.ready = True
                 return

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed, wait
-from pathlib import Path
 from typing import Any
 
 from data.config import EngineConfig
@@ -28,13 +27,13 @@ class Replicas:
         self._config, self._device, self._threads, self._text = config, device, threads, text
         self._replicas: list[Replica] = []
 
-    def load(self, folder: Path, tag: str, in_place: bool, prove: Callable[[Backend], None]) -> None:
+    def load(self, wanted: Wanted, in_place: bool) -> None:
         """Weights to every replica at once; those that cannot take them in place, or are lost, are started with them.
 
         Raises what one of them raised, when all have ended.
         """
         self._replicas = self._replicas or self._made()
-        jobs = [replica.load(Wanted(folder, tag, prove), in_place) for replica in self._replicas]
+        jobs = [replica.load(wanted, in_place) for replica in self._replicas]
         wait(jobs)
         for job in jobs:
             job.result()

@@ -1,0 +1,50 @@
+"""Policies handed from the trainer to an engine on the same machine, in memory, beside the copy that the store gets."""
+
+import logging
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import psutil
+
+log = logging.getLogger("rollbook")
+MEMORY = Path("/dev/shm")
+
+
+def root() -> Path:
+    """Where this user's processes hand policies over."""
+    return MEMORY / f"rollbook-{os.getuid()}"
+
+
+def place() -> Path | None:
+    """A new empty folder in memory, for a policy to be written into; None if this machine has no such place.
+
+    What processes that are gone left there is cleared away first.
+    """
+    shared = root()
+    try:
+        shared.mkdir(mode=0o700, exist_ok=True)
+        for left in shared.iterdir():
+            pid = left.name.split("-")[0]
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = shared / f"{os.getpid()}-new-{uuid.uuid4().hex}"
+        folder.mkdir()
+    except OSError as error:
+        log.warning("no policy can be handed over in memory (%s); engines read the store", error)
+        return None
+    return folder
+
+
+def offer(folder: Path, digest: str) -> None:
+    """The folder from `place` holds the policy of that digest, whole. The one offered before by this process goes."""
+    for earlier in root().glob(f"{os.getpid()}-*"):
+        if earlier != folder:
+            shutil.rmtree(earlier, ignore_errors=True)
+    folder.rename(root() / f"{os.getpid()}-{digest}")
+
+
+def offered(digest: str) -> Path | None:
+    """The folder with that policy, if a process on this machine offers it."""
+    return next(root().glob(f"*-{digest}"), None)
