@@ -18,7 +18,7 @@ from data.store import Store
 from data.summary import summarize
 from flows import scheduled, session
 from infra.ray_session import Fleet
-from tests.flows.test_replaying import SharedFleet
+from tests.flows.conftest import SharedFleet
 from tests.scheduling import Prefect, await_true, serving
 
 TRAIN, PRUNE = "continue-training/small", "prune-run/small"
