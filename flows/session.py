@@ -11,6 +11,7 @@ from data.store import Store
 from data.summary import summarize
 from flows.config import RunConfig
 from flows.pages import artifact_key
+from infra import handover
 from infra.claims import Claim
 from infra.driver import Holder, driving, require_going_on
 from infra.home import Home
@@ -66,6 +67,7 @@ def session(config: RunConfig, patience_s: float = 0.0) -> Iterator[Session]:
         ledger.open_or_create(config)
         attend()
         run = make_run(config, ledger, home)
+        stack.callback(handover.sweep)
         stack.callback(run.fleet.close)
         claim = Claim(ledger, Holder.me())
         run.watchers = [*run.watchers, lambda note: None if note.recorded else claim.hold()]

@@ -17,19 +17,20 @@ def root() -> Path:
     return MEMORY / f"rollbook-{os.getuid()}"
 
 
-def place() -> Path | None:
-    """A new empty folder in memory, for a policy to be written into; None if this machine has no such place.
+def sweep() -> None:
+    """Clear away what processes that are gone left."""
+    for left in root().glob("*-*"):
+        pid = left.name.split("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
 
-    What processes that are gone left there is cleared away first.
-    """
-    shared = root()
+
+def place() -> Path | None:
+    """A new empty folder in memory, for a policy to be written into; None if this machine has no such place."""
+    folder = root() / f"{os.getpid()}-new-{uuid.uuid4().hex}"
     try:
-        shared.mkdir(mode=0o700, exist_ok=True)
-        for left in shared.iterdir():
-            pid = left.name.split("-")[0]
-            if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(left, ignore_errors=True)
-        folder = shared / f"{os.getpid()}-new-{uuid.uuid4().hex}"
+        root().mkdir(mode=0o700, exist_ok=True)
+        sweep()
         folder.mkdir()
     except OSError as error:
         log.warning("no policy can be handed over in memory (%s); engines read the store", error)

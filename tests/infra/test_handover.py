@@ -1,0 +1,50 @@
+"""Policies in memory: found by digest while their process lives, replaced by the next, gone with the process."""
+
+import subprocess
+import sys
+
+import pytest
+
+from infra import handover
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "MEMORY", tmp_path)
+    return tmp_path
+
+
+def hand_over(digest: str) -> None:
+    folder = handover.place()
+    assert folder is not None and not any(folder.iterdir())
+    (folder / "weights").write_text(digest)
+    handover.offer(folder, digest)
+
+
+def test_the_one_offered_last_is_found(memory):
+    hand_over("aa")
+    hand_over("bb")
+    assert handover.offered("aa") is None
+    found = handover.offered("bb")
+    assert found is not None and (found / "weights").read_text() == "bb"
+
+
+def test_what_is_not_finished_is_not_offered(memory):
+    handover.place()
+    assert handover.offered("new") is None
+
+
+def test_what_a_dead_process_left_goes_and_what_a_living_one_offers_stays(memory):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    hand_over("aa")
+    (handover.root() / f"{gone.pid}-bb").mkdir()
+    (handover.root() / "1-cc").mkdir()  # process 1 lives
+    handover.sweep()
+    assert [handover.offered(name) is not None for name in ("aa", "bb", "cc")] == [True, False, True]
+
+
+def test_without_such_a_place_engines_read_the_store(memory, monkeypatch, caplog):
+    monkeypatch.setattr(handover, "MEMORY", memory / "missing")
+    assert handover.place() is None
+    assert "engines read the store" in caplog.text
