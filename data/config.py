@@ -95,7 +95,6 @@ class EngineConfig(Section):
     cache_tokens: Positive | None = execution(None, description="most tokens in the key-value cache; unset: by memory")
     timeout_s: float = execution(1800.0, gt=0.0, description="seconds a call may take; then the unfinished is redone")
     deterministic: bool = execution(False, description="honour sampling seeds, whatever the batch; slower")
-    sleep: bool = execution(False, description="give the cache's memory back while the trainer works")
     arguments: dict[str, str | int | float | bool | None] = execution({}, description="further arguments of SGLang")
 
     @field_validator("urls")
@@ -307,4 +306,6 @@ class ResourcesConfig(Section):
         PATIENCE_S, ge=0.0, description="seconds to wait for an S3 service that does not answer; then the run stops"
     )
     ray_address: str = execution("local", description="'local' or the address of a Ray cluster")
+    engine_gpus: float = execution(0.0, ge=0.0, description="of Ray's GPUs for the engine; 0: it sees all of them")
+    trainer_gpus: float = execution(0.0, ge=0.0, description="for each trainer rank, likewise; .5 and .5 share one GPU")
     threads: Positive = execution(2, description="CPU threads of the engine and of each trainer rank")

@@ -95,6 +95,7 @@ class Role:
     factory: Callable[..., Any]
     args: tuple[Any, ...] = ()
     ranks: int | None = None  # None: one resident, no gang
+    gpus: float = 0.0  # of Ray's, for each resident; 0: none is kept for it, and it sees all
 
 
 class Fleet:
@@ -123,7 +124,8 @@ class Fleet:
             self._session.enter_context(session(self._address))
         if role.name not in self._residents:
             self._dismiss(role.name)  # the places of a gang that died before it had met
-            self._residents[role.name] = self._gang(role) if role.ranks else [_actor(role.name).remote()]
+            _require_gpus(role)
+            self._residents[role.name] = self._gang(role) if role.ranks else [_actor(role.name, role.gpus).remote()]
             if not role.ranks:
                 self._residents[role.name][0].own.remote(role.factory, *role.args)
         return self._residents[role.name]
@@ -156,10 +158,11 @@ class Fleet:
     def _gang(self, role: Role) -> list[ActorHandle]:
         world = role.ranks or 1
         cpus = LOCAL_RANK_CPUS if self._address == "local" else 1.0
-        group = placement_group([{"CPU": cpus}] * world, strategy="STRICT_PACK")  # ranks write one checkpoint folder
+        place = {"CPU": cpus} | ({"GPU": role.gpus} if role.gpus else {})
+        group = placement_group([place] * world, strategy="STRICT_PACK")  # ranks write one checkpoint folder
         self._groups[role.name] = group
         strategies = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(world)]
-        actors = [_actor(f"{role.name} {rank}", s, cpus).remote() for rank, s in enumerate(strategies)]
+        actors = [_actor(f"{role.name} {rank}", role.gpus, s, cpus).remote() for rank, s in enumerate(strategies)]
         rendezvous = _wait([actors[0].address.remote()])[0]
         for rank, actor in enumerate(actors):
             actor.own.remote(role.factory, rank, len(actors), rendezvous, *role.args)
@@ -176,9 +179,19 @@ def _nothing(resource: object) -> None:
     """The body of a resident that is only waited for."""
 
 
-def _actor(part: str, strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
+def _require_gpus(role: Role) -> None:
+    """Raises ValueError for more than the cluster has: Ray would wait for them for ever."""
+    wanted, there = role.gpus * (role.ranks or 1), ray.cluster_resources().get("GPU", 0.0)
+    if wanted > there:
+        raise ValueError(
+            f"resources.{role.name}_gpus: {role.gpus:g} for each of {role.ranks or 1}, in all {wanted:g} GPUs, where "
+            f"Ray has {there:g}; ask for fewer, or 0 to keep none"
+        )
+
+
+def _actor(part: str, gpus: float, strategy: PlacementGroupSchedulingStrategy | None = None, cpus: float = 0.0) -> Any:
     """A resident whose process has the title `ray::rollbook <part>`, for people who look at `ps` or `nvidia-smi`."""
-    options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0}
+    options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0} | ({"num_gpus": gpus} if gpus else {})
     if strategy is not None:
         options["scheduling_strategy"] = strategy
     return ray.remote(**options)(type(f"rollbook {part}", (Resident,), {}))

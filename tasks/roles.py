@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from data.config import EngineConfig, LayoutConfig
+from data.config import EngineConfig, LayoutConfig, ResourcesConfig
 from infra.ray_session import Role
 from infra.timed_pool import TimedPool
 
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from models.megatron.trainer import Trainer
 
 
-def engine_role(config: EngineConfig, threads: int, text: bool) -> Role:
+def engine_role(config: EngineConfig, resources: ResourcesConfig, text: bool) -> Role:
     """text: whether stop strings will be asked for."""
-    return Role("engine", make_engine, (config, threads, text))
+    return Role("engine", make_engine, (config, resources.threads, text), gpus=resources.engine_gpus)
 
 
-def trainer_role(threads: int, layout: LayoutConfig) -> Role:
-    return Role("trainer", make_trainer, (threads, layout), ranks=layout.ranks)
+def trainer_role(resources: ResourcesConfig, layout: LayoutConfig) -> Role:
+    args = (resources.threads, layout)
+    return Role("trainer", make_trainer, args, ranks=layout.ranks, gpus=resources.trainer_gpus)
 
 
 def worker_role(scorer_processes: int) -> Role:

@@ -13,6 +13,7 @@ from data.attempt import Attempt
 from data.config import CheckpointConfig
 from data.ledger import STEPS, Fork, Ledger
 from data.manifest import Manifest
+from data.memory import KNOBS, OutOfMemory
 from data.provenance import code_digest
 from data.request import Address, Request
 from data.tables import read_table
@@ -276,8 +277,13 @@ def _body(
     cache: Path,
     args: tuple[Any, ...],
 ) -> Manifest | None:
-    """In the resident: its clock starts here."""
-    return body(resource, Job(ledger, address, request, cache), *args)
+    """In the resident: its clock starts here. Raises OutOfMemory, with what makes room, for a GPU that is too small."""
+    try:
+        return body(resource, Job(ledger, address, request, cache), *args)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        raise OutOfMemory(f"{request.step}: {str(error).splitlines()[0][:200]}; {KNOBS}") from error
 
 
 def require_same_rows(first: pa.Table, *others: pa.Table) -> None:

@@ -81,6 +81,13 @@ def test_what_a_resident_warns_of_is_on_the_drivers_log(fleet: Fleet, caplog: py
         assert said() == ["the store does not answer"]
 
 
+@pytest.mark.parametrize(("ranks", "wanted"), [(None, "0.5"), (3, "1.5")])
+def test_gpus_that_the_cluster_lacks_are_refused(fleet: Fleet, ranks: int | None, wanted: str) -> None:
+    """Ray itself would wait."""
+    with pytest.raises(ValueError, match=rf"spare_gpus: 0.5 for each of .*, in all {wanted} GPUs, .* has 0; ask"):
+        fleet.run(Role("spare", Counter, ranks=ranks, gpus=0.5), count, 0)
+
+
 def test_gang_gives_its_ranks_one_meeting_place(fleet: Fleet) -> None:
     _, (rank, world, rendezvous, extra), _ = fleet.run(Role("gang", Counter, ("x",), ranks=1), count, 1)
     assert (rank, world, extra) == (0, 1, "x")

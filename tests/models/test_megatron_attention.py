@@ -111,3 +111,7 @@ def test_what_the_kernel_for_ragged_rows_is_told(
     out = layer(q, k, v, None, packed_seq_params=batch)
     assert torch.allclose(out, naive(q, k, v, lengths, angles), atol=1e-5)
     assert "padded" not in vars(batch)  # nothing was laid out in buckets
+    # Rows that are long go to SDPA.
+    monkeypatch.setattr(attention, "LONG", max(lengths))
+    monkeypatch.setattr(attention, "varlen_attn", None)
+    assert torch.allclose(layer(q, k, v, None, packed_seq_params=batch), out, atol=1e-5)

@@ -233,6 +233,7 @@ def test_varlen_attention_equals_sdpa(
     monkeypatch.setattr(attention, "has_kernel", lambda query: False)
     sdpa, exact = run(torch.bfloat16), run(torch.float64)
     for mine, theirs, true in zip(kernel, sdpa, exact, strict=True):
-        largest = true.abs().max()
+        # Rows of one token have gradients of 0 for query and key; a kernel's rounding may leave 1e-6.
+        largest = true.abs().max() + 1e-3
         assert (mine.double() - true).abs().max() <= 1e-2 * largest
         assert (mine.double() - theirs.double()).abs().max() <= 2e-2 * largest

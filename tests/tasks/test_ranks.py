@@ -18,6 +18,7 @@ from data.config import (
     CriticConfig,
     LayoutConfig,
     OptimizerConfig,
+    ResourcesConfig,
     TrainConfig,
 )
 from data.manifest import Manifest
@@ -110,7 +111,10 @@ def test_steps_on_two_ranks_commit_once_and_go_on_under_another_layout(bench: An
     rollouts = bench.rollouts(["abcdef", "ab", "abcd"], logprob=ENGINE)
     rows = {"rollouts": rollouts, "rewards": rewards(bench, rollouts, [1.0, 0.0, 1.0])}
     layouts = {"data": LayoutConfig(data=2), "tensor": LayoutConfig(tensor=2)}
-    data, tensor = (replace(trainer_role(1, layout), name=f"{name}-ranks") for name, layout in layouts.items())
+    data, tensor = (
+        replace(trainer_role(ResourcesConfig(threads=1), layout), name=f"{name}-ranks")
+        for name, layout in layouts.items()
+    )
 
     replaying = bench.job("replay", "replays", {**rows, "state": policy})
     rows["replays"] = fleet.run(data, _replay, replaying, 1.0, TRAIN, SETUP)
@@ -133,7 +137,7 @@ def test_steps_on_two_ranks_commit_once_and_go_on_under_another_layout(bench: An
     def publish(role: Role, state: Manifest, step: str) -> Manifest:
         execution = recorded(layouts[role.name.removesuffix("-ranks")])["execution"]
         job = bench.job(step, "policy", {"state": state, "base": policy}, execution=execution)
-        return fleet.run(role, _publish, job, SETUP)
+        return fleet.run(role, _publish, job, SETUP, False)
 
     def forget(role: Role, step: str) -> None:
         """Bring the trainer elsewhere."""
@@ -165,7 +169,7 @@ def test_steps_on_two_ranks_commit_once_and_go_on_under_another_layout(bench: An
     other = Setup(CriticConfig(kind="none"), SETUP.optimizer)
     headless = bench.job("headless", "policy", {"state": trained, "base": policy}, execution=training.request.execution)
     with pytest.raises(ValueError, match=r"its critic is 'shared', critic\.kind is 'none'"):
-        fleet.run(data, _publish, headless, other)
+        fleet.run(data, _publish, headless, other, False)
 
     for role in (data, tensor):
         fleet._dismiss(role.name)

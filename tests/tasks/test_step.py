@@ -9,6 +9,7 @@ import pytest
 
 from data.ledger import STEPS, Ledger
 from data.manifest import Manifest
+from data.memory import OutOfMemory
 from data.request import StepConflict
 from data.store import Store
 from infra.ray_session import Fleet, Role, WorkerLost
@@ -38,6 +39,12 @@ def lose(resource: Nothing, job: Job, text: str) -> Manifest:
     import os
 
     os._exit(1)
+
+
+def need_more(resource: Nothing, job: Job, text: str) -> Manifest:
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nProcess 1 has 70 GiB.")
 
 
 @pytest.fixture
@@ -105,6 +112,13 @@ def test_lost_worker_is_told_as_such_and_the_step_can_be_done(run: Run) -> None:
     with pytest.raises(WorkerLost):
         ask(run, body=lose)
     assert ask(run).metrics == {"length": 3.0}
+
+
+def test_a_gpu_without_room_gives_one_error_with_the_settings_that_help(run: Run) -> None:
+    said = r"double: CUDA out of memory. Tried to allocate 2.00 GiB.; .* lower engine.memory .* train.micro_tokens"
+    with pytest.raises(OutOfMemory, match=said):
+        ask(run, body=need_more)
+    assert ask(run).metrics["length"] == 3
 
 
 def test_watchers_hear_of_every_step(run: Run) -> None:

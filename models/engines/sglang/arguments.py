@@ -78,8 +78,6 @@ def server_arguments(
         chosen["max_total_tokens"] = config.cache_tokens
     if config.deterministic:
         chosen["enable_deterministic_inference"] = True
-    if config.sleep:
-        chosen["enable_memory_saver"] = True
     return chosen | config.arguments
 
 
@@ -91,8 +89,6 @@ def _on_gpu(config: EngineConfig) -> dict[str, Any]:
 def _on_cpu(config: EngineConfig, threads: int) -> dict[str, Any]:
     if config.deterministic:
         raise ValueError("engine.deterministic on a CPU: SGLang has it on GPUs only; set it to false")
-    if config.sleep:
-        raise ValueError("engine.sleep on a CPU: SGLang's server dies of it there; set it to false")
     os.environ["OMP_NUM_THREADS"] = str(threads)
     return {
         "device": "cpu",

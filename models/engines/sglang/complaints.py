@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from data.memory import KNOBS
+
 LAST_LINES = 400
 MEMORY = ("out of memory", "OutOfMemory", "Not enough memory")
 NOISE = ("Traceback", "File ", "^", "raise ", "During handling", "The above exception", "Received sigquit", "killed by")
@@ -12,16 +14,8 @@ def explain(log: Path, otherwise: str) -> str:
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.is_file() else []
     for line in reversed(lines):
         if any(word in line for word in MEMORY):
-            return f"{line.strip()[:300]}; {out_of_memory()}"
+            return f"{line.strip()[:300]}; {KNOBS}"
     errors = [
         line.strip() for line in lines if ("Error" in line or "error:" in line) and not line.strip().startswith(NOISE)
     ]
     return errors[-1][:300] if errors else otherwise
-
-
-def out_of_memory() -> str:
-    """The settings that make room on a GPU."""
-    return (
-        "the GPU's memory does not suffice for engine and trainer: lower engine.memory (SGLang's share), "
-        "engine.cache_tokens, engine.batch or train.micro_tokens, set engine.sleep = true, or give each its own GPUs"
-    )
