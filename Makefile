@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_PYTHON_DOWNLOADS := never
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test test-slow lint format benchmark clean
+.PHONY: quickstart test test-slow test-sglang lint format benchmark clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: .venv/synced ## train the toy model on sorting, in minutes
@@ -22,6 +22,12 @@ test: .venv/synced ## everything but the slow tests
 
 test-slow: .venv/synced ## the slow ones
 	$(BIN)/pytest -m slow
+
+test-sglang: ## those of SGLang, on the CPU; adds it to the environment (`make test` takes it away again)
+	rm -f .venv/synced
+	$(MAKE) .venv/synced EXTRA="--extra sglang"
+	$(BIN)/pytest -m sglang
+	rm -f .venv/synced
 
 lint: .venv/synced ## style, types of ops and data, import directions
 	$(BIN)/ruff check $(SOURCES)
@@ -41,7 +47,7 @@ clean: ## forget runs and environment
 
 .venv/synced: uv.lock pyproject.toml | $(UV)
 	@test -n "$(PYTHON)" || { echo "Rollbook needs Python 3.12: no python3.12, python3 or python of that version is on the PATH; install it"; exit 1; }
-	$(UV) sync --locked --python "$(PYTHON)"
+	$(UV) sync --locked $(EXTRA) --python "$(PYTHON)"
 	@touch $@
 
 .bootstrap/bin/uv:

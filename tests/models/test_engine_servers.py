@@ -1,6 +1,5 @@
-"""Real SGLang servers: two of our own of which one is killed, one at an address, one that does not start."""
+"""Real SGLang servers: two of our own of which one is killed, one at an address, one that does not start. `-m sglang`."""
 
-import importlib.util
 import os
 import signal
 import threading
@@ -25,14 +24,13 @@ from models.engines.sglang.servers import Own
 from models.toy import write_toy
 from models.weights import read_tensors, tensors_digest, write_tensors
 
+pytestmark = pytest.mark.sglang
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=9, eos_ids=())
 
 
 @pytest.fixture(scope="module")
-def policies(tmp_path_factory) -> list[tuple[Path, str]]:
+def policies(tmp_path_factory, sglang_on_cpu) -> list[tuple[Path, str]]:
     """Two toys that differ, with distributions far from uniform, and their digests."""
-    if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("sgl_kernel") is None:
-        pytest.skip("SGLang is not installed")
     prepare_environment("cpu")
     found = []
     for scale in (6, 5):
@@ -63,7 +61,6 @@ def require_logprobs_of(folder: Path, requests: list[Request], completions: list
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_own_servers_one_killed_while_it_generates(policies) -> None:
     """Under the second policy: complete, each once, by its weights; the killed one comes back with them."""
@@ -91,7 +88,6 @@ def test_own_servers_one_killed_while_it_generates(policies) -> None:
     assert len(started) >= 6 and not psutil.wait_procs(started, timeout=10)[1]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_server_at_an_address(policies) -> None:
     """With a tokenizer, as somebody would start it: weights from disk, abort, refusals, and its end."""
@@ -140,7 +136,6 @@ def require_abort_is_ones_own(server: Own, mine: Served) -> None:
     assert answers["theirs"]["meta_info"]["finish_reason"]["type"] == "length"
 
 
-@pytest.mark.slow
 def test_arguments_that_sglang_does_not_know(policies) -> None:
     config = EngineConfig(kind="sglang", replicas=2, arguments={"no_such_thing": 3})
     replicas = Replicas(config, "cpu", 1, text=False)
