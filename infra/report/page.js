@@ -111,7 +111,7 @@ const table = new Tabulator("#table", {
     row, id: idOf(row), status, reward: rows.reward[row], advantage: rows.advantage[row], length: rows.length[row],
     turns: turns[row].length, answer: answer(row),
   })),
-  index: "row", columns: columns(), layout: "fitColumns", height: "100%", movableColumns: false, placeholder: "none is left by the filters",
+  index: "row", columns: columns(), columnDefaults: { resizable: "header" }, layout: "fitColumns", height: "100%", placeholder: "none is left by the filters",
   initialSort: [{ column: "reward", dir: "asc" }],
   rowFormatter: (found) => found.getElement().classList.toggle("chosen", found.getData().row === chosen),
 });
