@@ -366,7 +366,7 @@ function look(at) {
     ["token", place], ["id", strip.ids[at]], ["", JSON.stringify(spelled(strip, at))],
     ["log-prob", number(of("rollout_logprobs"))], ["value", number(of("values"))], ["advantage", number(of("token_advantages"))],
     ["gap", of("gap") === null ? "–" : of("gap").toPrecision(2).replaceAll("-", "−")],
-    ["", { "·": "not sampled", 1: "in the loss", 0: "not in the loss" }[sign]],
+    ["", { "·": "not sampled", 1: "in loss", 0: "not in loss" }[sign]],
   ];
   byId("token").replaceChildren(...pairs.flatMap(([name, value]) => [name ? `${name} ` : "", element("b", { text: value }), "   "]));
 }
