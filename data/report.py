@@ -27,8 +27,8 @@ class Budget:
 
     text_bytes: int = 5_500_000  # of the conversations
     short_bytes: int = 600_000  # of each of errors, references and extracted answers
-    tokens: int = 80_000  # of the sample
-    tokens_of_one: int = 8_000
+    tokens: int = 100_000  # of the sample
+    tokens_of_one: int = 3_000  # so that those which are always among it have room
 
 
 def report(ledger: Ledger, summary: IterationSummary, budget: Budget | None = None) -> Json:

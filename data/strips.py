@@ -55,10 +55,9 @@ def _spread(names: Sequence[str]) -> list[str]:
 
 
 def strips_of(found: Trajectories, rows: Sequence[int], limit: int, with_gap: bool) -> dict[int, Json]:
-    """By row: token ids, a sign for each (NUMBERS = ("rollout_logprobs", "values", "token_advantages")
-    PROMPT, IN_LOSS, OUT_OF_LOSS), and numbers of the sampled ones in order.
+    """By row: token ids, a sign for each (PROMPT, IN_LOSS, OUT_OF_LOSS), and numbers of the sampled ones in order.
 
-        Of a long one beginning and end, with `cut`: after how many tokens how many are left out.
+    Of a long one beginning and end, with `cut`: after how many tokens how many are left out.
     """
     ids, acted, loss = found.token_ids, found.action_mask, found.tokens("loss_mask")
     numbers = {name: column for name in NUMBERS if (column := found.tokens(name)) is not None}

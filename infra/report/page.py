@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("vendor/tabulator.min.js", "vendor/uPlot.iife.min.js", "page.js")
+LIBRARIES = ("vendor/tabulator.min.js", "vendor/uPlot.iife.min.js")
+OWN = ("shared.js", "table.js", "histograms.js", "trajectory.js", "strip.js", "page.js")  # one script, in this order
 STYLES = ("vendor/tabulator_simple.min.css", "vendor/uPlot.min.css", "page.css")
 LICENSES = ("vendor/tabulator.LICENSE", "vendor/uPlot.LICENSE")
 ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -36,7 +37,7 @@ def _as_json(value: Any) -> bytes:
 def _frame() -> tuple[bytes, bytes]:
     """What stands before and after the data, the same in every page."""
     styles = ["\n".join(_read(name) for name in STYLES)]
-    scripts = [_read(name) for name in SCRIPTS]
+    scripts = [*map(_read, LIBRARIES), "\n".join(map(_read, OWN))]
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; "
         "base-uri 'none'; form-action 'none'"

@@ -7,7 +7,7 @@ import pytest
 
 from data.ledger import Ledger
 from data.report import Budget, report
-from data.strips import choose
+from data.strips import ENDS, FAILED, choose
 from data.trajectories import Trajectories, read_trajectories
 from tests.reports import record_example
 
@@ -90,6 +90,10 @@ def test_the_sample(example: Trajectories, room: int, rows: list[int]) -> None:
     21: 5 + 6 + 10 leave none for B/1. 15: 5 + 6, then B/1's 4. 11: 5 + 6. 4: B/1 alone.
     """
     assert choose(example, room, 100) == rows
+
+
+def test_there_is_room_for_those_that_are_always_shown() -> None:
+    assert (2 * ENDS + FAILED) * Budget().tokens_of_one <= Budget().tokens
 
 
 def test_groups_are_taken_whole_and_over_the_whole_iteration(many_rollouts: Any) -> None:
