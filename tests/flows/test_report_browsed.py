@@ -25,6 +25,7 @@ def test_from_the_page_of_a_run_to_a_trajectory(finished: tuple[Any, str]) -> No
         tab.get_by_text("Artifacts", exact=True).first.click()
         tab.get_by_text("report.html").first.click()
         frame = tab.frame_locator("iframe[sandbox='allow-scripts']")
+        frame.locator(".tabulator-row.chosen").wait_for()
         assert frame.locator("#title").inner_text() == "small, iteration 2"
         assert frame.locator("#count").inner_text() == f"{len(listed)} trajectories"
         frame.locator("#search").fill(best["trajectory_id"])
