@@ -4,7 +4,7 @@ function figures() {
   const m = report.metrics;
   const told = [
     ["reward", m["reward/mean"], 3], ["length", m["response_length/mean"], 1], ["KL", m["kl/k3"], 4], ["entropy", m["entropy/mean"], 2],
-    ["clipped", (m["clip_fraction/low"] ?? 0) + (m["clip_fraction/high"] ?? 0), 3], ["explained variance", m["value/explained_variance"], 2], ["policy", m["policy_version"], 0],
+    ["clipped", m["clip_fraction/low"] === undefined ? undefined : m["clip_fraction/low"] + (m["clip_fraction/high"] ?? 0), 3], ["explained variance", m["value/explained_variance"], 2], ["policy", m["policy_version"], 0],
   ];
   byId("title").textContent = `${report.run}, iteration ${report.iteration}`;
   document.title = byId("title").textContent;

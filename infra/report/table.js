@@ -43,7 +43,7 @@ function columns() {
   };
   return [
     { title: "trajectory", field: "id", widthGrow: 5, minWidth: 110, formatter: cell(String) },
-    { title: "status", field: "status", width: 76, formatter: status },
+    { title: "status", field: "status", width: 86, formatter: status },
     { title: "reward", field: "reward", width: 72, formatter: cell(number), ...figure },
     { title: "advantage", field: "advantage", width: 92, formatter: cell(number), ...figure },
     { title: "length", field: "length", width: 58, formatter: cell(String), ...figure },
