@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,10 @@ from rich.console import Console
 from data.checkpoints import Checkpoints
 from data.config import ResourcesConfig
 from data.ledger import Ledger, list_runs
-from flows import cli_records, cli_replay, cli_schedule, reading, views
+from flows import cli_records, cli_replay, cli_schedule, reading, trajectory_views, views
 from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, app, command, console, open_store
 from flows.config import load
+from flows.trajectory_views import By
 from infra import driver
 from infra.home import Home
 
@@ -56,16 +58,25 @@ def show(
     name: Annotated[str, typer.Argument(metavar="RUN")],
     iteration: Annotated[int | None, typer.Option("--iteration", help="Its steps and trajectories.")] = None,
     trajectory: Annotated[str | None, typer.Option("--trajectory", help="One conversation, whole.")] = None,
+    worst: Annotated[int | None, typer.Option("--worst", min=1, help="So many of the lowest rewards, whole.")] = None,
+    best: Annotated[int | None, typer.Option("--best", min=1, help="So many of the highest rewards.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Those that failed, or could not be scored.")] = False,
+    group: Annotated[str | None, typer.Option("--group", help="Siblings, by their root or one of them.")] = None,
+    by: Annotated[By, typer.Option("--by", help="What the colours of tokens say.")] = By.ADVANTAGE,
     store: StoreUrl = None,
     store_endpoint: Endpoint = None,
     as_json: AsJson = False,
 ) -> None:
-    """A run, one of its iterations, or one trajectory."""
+    """A run, one of its iterations, or trajectories of it; of the last iteration unless one is named."""
     ledger = Ledger(open_store(store, store_endpoint)[1], name)
     summary = reading.require_run(ledger)
+    choice = reading.Choice(worst, best, failed, group)
     if trajectory is not None:
         found: Any = reading.trajectory(summary, ledger, trajectory, iteration)
-        render: Callable[[Console, Any], None] = views.trajectory
+        render: Callable[[Console, Any], None] = partial(trajectory_views.trajectory, by=by)
+    elif choice.made:
+        found = reading.chosen(summary, ledger, choice, iteration)
+        render = partial(trajectory_views.chosen, by=by)
     elif iteration is not None:
         found, render = reading.iteration(summary, ledger, iteration), views.iteration
     else:
@@ -74,6 +85,23 @@ def show(
         print(json.dumps(found))
     else:
         render(console, found)
+
+
+@command
+def report(
+    name: Annotated[str, typer.Argument(metavar="RUN")],
+    file: Annotated[Path, typer.Argument(help="An HTML file to write.")],
+    iteration: Annotated[int | None, typer.Option("--iteration", help="By default the last one scored.")] = None,
+    store: StoreUrl = None,
+    store_endpoint: Endpoint = None,
+) -> None:
+    """The page about an iteration's trajectories that MLflow has as `report.html`, as a file; for any browser."""
+    ledger = Ledger(open_store(store, store_endpoint)[1], name)
+    found = reading.find(reading.require_run(ledger), iteration)
+    from flows.pages import write_report
+
+    write_report(ledger, found, file)
+    console.print(f"iteration {found.iteration} of {name}: {file}", highlight=False, soft_wrap=True)
 
 
 @command

@@ -1,4 +1,4 @@
-"""What people read of an iteration: a line in the terminal, a page in Prefect and MLflow, plots."""
+"""What people read of an iteration: a line in the terminal, a page in Prefect and MLflow, a report, plots."""
 
 import json
 import re
@@ -7,8 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.ledger import Ledger
+from data.report import report
 from data.summary import ERROR, IterationSummary, with_error
 from infra.plots import histogram_png
+from infra.report.page import page
 
 SHORT = {
     "generate": "gen",
@@ -64,15 +67,23 @@ def iteration_page(summary: IterationSummary) -> str:
     return "\n".join(lines)
 
 
-def iteration_plots(run: str, summary: IterationSummary) -> dict[str, Callable[[Path], None]]:
-    """Names of PNGs, and what draws each."""
+def iteration_files(ledger: Ledger, summary: IterationSummary) -> dict[str, Callable[[Path], None]]:
+    """Artifacts beside the page, by path, and what makes each: the report of the trajectories, plots."""
+    made: dict[str, Callable[[Path], None]] = {}
+    if "generate" in summary.manifests:
+        made["report.html"] = partial(write_report, ledger, summary)
     found: Any = summary.mismatch
-    if found is None or not found["measured"]:
-        return {}
-    title = f"{run}, iteration {summary.iteration}: engine against trainer"
-    label = "Δ log-prob, trainer - engine, nats"
-    draw = partial(histogram_png, title=title, label=label, edges=found["edges"], counts=found["counts"])
-    return {"mismatch.png": draw}
+    if found is not None and found["measured"]:
+        title = f"{ledger.run}, iteration {summary.iteration}: engine against trainer"
+        label = "Δ log-prob, trainer - engine, nats"
+        draw = partial(histogram_png, title=title, label=label, edges=found["edges"], counts=found["counts"])
+        made["plots/mismatch.png"] = draw
+    return made
+
+
+def write_report(ledger: Ledger, summary: IterationSummary, file: Path) -> None:
+    """Raises LookupError for an iteration that has generated nothing yet, ManifestError for what is altered."""
+    file.write_bytes(page(report(ledger, summary)))
 
 
 def _example(name: str, example: Any) -> list[str]:

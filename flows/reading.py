@@ -3,18 +3,26 @@
 import json
 import math
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from data.checkpoints import Checkpoints
+from data.ids import root_of
 from data.ledger import Ledger, RunRecord, require_record
 from data.manifest import Manifest
 from data.summary import IterationSummary, RunSummary, summarize
 from data.tables import read_table
+from data.trajectories import Trajectories, read_trajectories
+from data.vocabulary import vocabulary
 from infra.driver import holder_of
 from infra.home import Home
 
 Json = dict[str, Any]
+KINDS = ("rollouts", "rewards", "replays", "advantages")
 
 
 def require_run(ledger: Ledger) -> RunSummary:
@@ -72,7 +80,7 @@ def _iteration(summary: IterationSummary) -> Json:
 
 def iteration(summary: RunSummary, ledger: Ledger, number: int) -> Json:
     """Steps and trajectories of one iteration. Raises LookupError if it is not on record."""
-    found = _find(summary, number)
+    found = find(summary, number)
     steps = [
         {
             "step": step,
@@ -121,18 +129,55 @@ def _optional(found: IterationSummary, ledger: Ledger, step: str) -> list[Json] 
     return read_table(ledger.store, manifest, columns[step]).to_pylist() if manifest else None
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which trajectories of an iteration somebody asks for: one of these."""
+
+    worst: int | None = None
+    best: int | None = None
+    failed: bool = False
+    group: str | None = None  # a root, or the id of one of its trajectories
+
+    @property
+    def made(self) -> bool:
+        """Raises ValueError for two at once."""
+        given = [f"--{name}" for name, value in vars(self).items() if value not in (None, False)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: choose one of them")
+        return bool(given)
+
+    def rows(self, found: Trajectories) -> list[int]:
+        if self.group is not None:
+            return found.group(root_of(self.group))
+        if self.failed:
+            return found.failed()
+        return found.worst(self.worst) if self.worst is not None else found.best(self.best or 0)
+
+
+def chosen(summary: RunSummary, ledger: Ledger, choice: Choice, number: int | None) -> Json:
+    """Some trajectories whole, by default of the last iteration that was scored. Raises LookupError if none was."""
+    found = find(summary, number)
+    trajectories = read_trajectories(ledger, found)
+    rows = choice.rows(trajectories)
+    return {
+        "run": summary.run,
+        "iteration": found.iteration,
+        "trajectories": _whole(found, ledger, trajectories, rows),
+    }
+
+
 def trajectory(summary: RunSummary, ledger: Ledger, wanted: str, number: int | None) -> Json:
     """One trajectory whole: turns with roles and text, tokens with log-prob, value, advantage; reward and its parts.
 
     Raises LookupError if no (or not this) iteration has it.
     """
-    iterations = [_find(summary, number)] if number is not None else list(summary.iterations)
+    iterations = [find(summary, number)] if number is not None else list(summary.iterations)
     for found in iterations:
         manifest = found.manifests.get("generate")
         table = read_table(ledger.store, manifest, ["trajectory_id"], verify=False) if manifest else None
         place = table["trajectory_id"].index(wanted).as_py() if table else -1
         if place >= 0:
-            return _whole(found, ledger, place)
+            return _whole(found, ledger, read_trajectories(ledger, found), [place])[0]
     where = f"iteration {number}" if number is not None else "any iteration"
     raise LookupError(
         f"trajectory {wanted!r}: not in {where} of {summary.run!r}; "
@@ -140,14 +185,18 @@ def trajectory(summary: RunSummary, ledger: Ledger, wanted: str, number: int | N
     )
 
 
-def _whole(found: IterationSummary, ledger: Ledger, place: int) -> Json:
-    def row_of(step: str) -> Json:
-        manifest = found.manifests.get(step)
-        return read_table(ledger.store, manifest).slice(place, 1).to_pylist()[0] if manifest else {}
+def _whole(found: IterationSummary, ledger: Ledger, trajectories: Trajectories, rows: Sequence[int]) -> list[Json]:
+    taken = {kind: table.take(pa.array(rows, pa.int64())).to_pylist() for kind, table in trajectories.tables.items()}
+    words = vocabulary(ledger, found.manifests["generate"])
+    texts = [words.spelled(rollout["token_ids"]) for rollout in taken["rollouts"]]
+    each = ({kind: table[i] for kind, table in taken.items()} for i in range(len(rows)))
+    return [_one(found.iteration, tables, spelled) for tables, spelled in zip(each, texts, strict=True)]
 
-    rollout, reward, replay, advantage = map(row_of, ("generate", "score", "replay", "advantages"))
+
+def _one(iteration: int, tables: Mapping[str, Json], texts: Sequence[str | None]) -> Json:
+    rollout, reward, replay, advantage = (tables.get(kind, {}) for kind in KINDS)
     return {
-        "iteration": found.iteration,
+        "iteration": iteration,
         "trajectory_id": rollout["trajectory_id"],
         "status": rollout["status"],
         "metadata": json.loads(rollout["metadata"]),
@@ -158,7 +207,9 @@ def _whole(found: IterationSummary, ledger: Ledger, place: int) -> Json:
         "advantage": _finite(advantage.get("advantage")),
         "turns": rollout["turns"],
         "token_ids": rollout["token_ids"],
+        "token_texts": texts,
         "action_mask": rollout["action_mask"],
+        "loss_mask": advantage.get("loss_mask"),
         "rollout_logprobs": rollout["rollout_logprobs"],
         "old_logprobs": replay.get("old_logprobs"),
         "values": replay.get("values"),
@@ -168,7 +219,7 @@ def _whole(found: IterationSummary, ledger: Ledger, place: int) -> Json:
 
 def tag(ledger: Ledger, name: str, number: int) -> bool:
     """Name the state after an iteration; whether it is kept. Raises LookupError if no train step made it."""
-    found = _find(require_run(ledger), number)
+    found = find(require_run(ledger), number)
     if "train" not in found.manifests:
         raise LookupError(f"iteration {number} of {ledger.run!r}: has not been trained on yet; tag one that was")
     Checkpoints(ledger).tag(name, number)
@@ -184,7 +235,7 @@ def export(ledger: Ledger, number: int | None, folder: Path, cache: Path) -> Man
     published = [s for s in summary.iterations if "publish" in s.manifests]
     if number is None and not published:
         raise LookupError(f"run {summary.run!r}: no iteration has published a policy yet")
-    found = published[-1] if number is None else _find(summary, number)
+    found = published[-1] if number is None else find(summary, number)
     if "publish" not in found.manifests:
         raise LookupError(f"iteration {found.iteration} of {summary.run!r}: has not published a policy yet")
     policy = found.manifests["publish"]
@@ -194,7 +245,13 @@ def export(ledger: Ledger, number: int | None, folder: Path, cache: Path) -> Man
     return policy
 
 
-def _find(summary: RunSummary, number: int) -> IterationSummary:
+def find(summary: RunSummary, number: int | None) -> IterationSummary:
+    """An iteration, by default the last that was scored. Raises LookupError, with what is there."""
+    if number is None:
+        scored = [s for s in summary.iterations if "score" in s.manifests]
+        if not scored:
+            raise LookupError(f"run {summary.run!r}: no iteration has been scored yet")
+        return scored[-1]
     known = {s.iteration: s for s in summary.iterations}
     if number not in known:
         there = f"{min(known)} to {max(known)}" if known else "none"

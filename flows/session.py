@@ -16,7 +16,7 @@ from infra.claims import Claim
 from infra.driver import Holder, driving, require_going_on
 from infra.home import Home
 from infra.orphans import attend
-from infra.plots import reward_png
+from infra.plots import curves_png
 from infra.prefect_tasks import Pages
 from infra.ray_session import Fleet
 from infra.tracking import Tracker
@@ -39,13 +39,10 @@ class Session:
         """On Prefect's page of the flow run."""
         self.pages.progress(f"progress-{artifact_key(self.config.run)}", f"Iterations of {self.config.run}", share)
 
-    def keep_plot(self) -> None:
-        """The reward curve, as PNG in the run's folder and among its MLflow artifacts."""
-        summary = summarize(self.run.ledger)
-        rewards = [s.metrics["reward/mean"] for s in summary.iterations if s.complete]
-        png = self.home.run_folder(self.config.run) / "reward.png"
-        held_out = {k: evaluation.figures for k, evaluation in summary.evaluations.items()}
-        reward_png(png, self.config.run, rewards, held_out)
+    def keep_curves(self) -> None:
+        """The run's curves, as PNG in its folder and among its MLflow artifacts."""
+        png = self.home.run_folder(self.config.run) / "curves.png"
+        curves_png(png, summarize(self.run.ledger))
         self.tracker.artifact("plots", png)
 
 

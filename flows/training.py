@@ -10,7 +10,7 @@ from data.ledger import Ledger
 from data.manifest import Manifest
 from data.summary import Evaluation, leading, note_wall, summarize_iteration, with_error
 from flows.config import RunConfig
-from flows.pages import artifact_key, iteration_line, iteration_page, iteration_plots
+from flows.pages import artifact_key, iteration_files, iteration_line, iteration_page
 from flows.session import Session, session
 from infra.prefect_tasks import as_task
 from infra.tracking import IterationRecord, Tracker
@@ -62,7 +62,7 @@ def train(config: RunConfig, through: str | None = None) -> None:
             opened.show_progress((k + 1) / config.iterations)
         if config.iterations > first:
             held_out(opened, config.iterations, head)
-        opened.keep_plot()
+        opened.keep_curves()
 
 
 @flow(name="iterate", flow_run_name="iterate-{config.run}-{iteration}", persist_result=False)
@@ -184,7 +184,7 @@ def tell_iteration(tracker: Tracker, ledger: Ledger, k: int) -> None:
             summary.manifests,
             summary.metrics,
             iteration_page(summary),
-            iteration_plots(ledger.run, summary),
+            iteration_files(ledger, summary),
             summary.evaluation,
         )
 

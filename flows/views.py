@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.panel import Panel
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,6 @@ HEIGHTS = " ▁▂▃▄▅▆▇█"
 LISTED = ("trajectory", "status", "reward", "advantage", "answer")
 LEFT = {"run", "step", "answer", "trajectory", "check", "found", "why", "status"}
 LEFT |= {"field", "column", "first", "recorded", "now", "A", "B", "kind", "what", "name", "metric"}
-ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
 def number(value: float | None, form: str = ".3f") -> str:
@@ -190,34 +188,6 @@ def plain(text: str) -> str:
 def _short(text: str, length: int = 60) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= length else f"{flat[: length - 1]}…"
-
-
-def trajectory(console: Console, found: Json) -> None:
-    """The conversation by turns, then what came of it, then the sampled tokens with their numbers."""
-    for turn in found["turns"]:
-        head = f"{turn['role']}, {turn['length']} tokens" + (
-            f", {turn['finish_reason']}, policy {turn['policy_version']}" if turn["is_generated"] else ""
-        )
-        console.print(
-            Panel(
-                Text(turn["text"]), title=head, title_align="left", border_style=ROLE_STYLES.get(turn["role"], "white")
-            )
-        )
-    facts = [f"trajectory {found['trajectory_id']}, iteration {found['iteration']}, {found['status']}"]
-    reference = found["metadata"].get("answer", "-")
-    facts.append(f"reward {number(found['reward'])}, advantage {number(found['advantage'])}, reference {reference}")
-    facts += [f"{name} {value:.3f}" for name, value in found["components"].items()]
-    facts += [f"error: {found['error']}"] if found["error"] else []
-    console.print(Group(*(Text(fact) for fact in facts)))
-    _tokens(console, found)
-
-
-def _tokens(console: Console, found: Json) -> None:
-    columns = ("rollout_logprobs", "old_logprobs", "values", "token_advantages")
-    made = table("sampled tokens", "index", "id", *columns)
-    for i in (i for i, acted in enumerate(found["action_mask"]) if acted):
-        made.add_row(str(i), str(found["token_ids"][i]), *(number(found[c][i] if found[c] else None) for c in columns))
-    console.print(made)
 
 
 def checks(console: Console, found: "Sequence[Check]") -> None:

@@ -1,35 +1,70 @@
-"""What people see of a run: reward over iterations, histograms; as PNG for MLflow, and in characters."""
+"""What people see of a run: its curves, histograms; as PNG for MLflow, and in characters."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import plotext
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from data.summary import ERROR, leading
+from data.ledger import STEPS
+from data.summary import ERROR, IterationSummary, RunSummary, leading
 from ops.mismatch import decades
 
 WIDTH, HEIGHT = 72, 14  # characters
+WATCHED = {  # panel -> the metrics that it adds up
+    "KL of an update (k3), nats": ["kl/k3"],
+    "entropy, nats": ["entropy/mean"],
+    "length, sampled tokens": ["response_length/mean"],
+    "clip fraction": ["clip_fraction/low", "clip_fraction/high"],
+    "explained variance": ["value/explained_variance"],
+    "gradient norm": ["grad_norm"],
+}
+DOT_ALONE = ("o", "-")
 MARKERS = {"sampled": "o:g", "greedy": "^:r"}
 
 
-def reward_png(path: Path, title: str, rewards: Sequence[float], held_out: Mapping[int, Mapping[str, float]]) -> None:
-    """rewards: mean training reward by iteration; held_out: iteration -> figures of an evaluation (data.summary)."""
-    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(7, 3.6), layout="constrained")
-        axes = figure.subplots()
-        axes.plot(range(len(rewards)), rewards, color="tab:blue", label="training reward (mean)")
-        for name in leading(*held_out.values()):
-            points = {k: figures for k, figures in sorted(held_out.items()) if name in figures}
-            values, errors = ([f.get(key, 0.0) for f in points.values()] for key in (name, f"{name}{ERROR}"))
-            style = MARKERS.get(name, "s:m")
-            axes.errorbar(list(points), values, errors, fmt=style, capsize=2, label=f"held-out, {name}")
-        axes.set(xlabel="iteration", ylabel="mean reward", title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+def curves_png(path: Path, summary: RunSummary) -> None:
+    """A run at a glance: reward with held-out figures, what else is watched of training, and where the time goes."""
+    done = [s for s in summary.iterations if s.complete]
+    at = [s.iteration for s in done]
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        first, *between, last = figure.subplots(2, 4).flat
+        _reward(first, at, done, {k: found.figures for k, found in sorted(summary.evaluations.items())})
+        for panel, (label, names) in zip(between, WATCHED.items(), strict=True):
+            values = [[s.metrics.get(name, math.nan) for s in done] for name in names]
+            panel.plot(at, np.sum(values, axis=0), DOT_ALONE[len(at) > 1], color="tab:blue")
+            panel.set_title(label)
+        steps = {step: [s.seconds.get(step, 0.0) for s in done] for step in STEPS}
+        last.stackplot(at, *steps.values(), labels=steps, step="mid" if len(at) > 1 else None)
+        last.set_title("seconds by step")
+        last.legend(frameon=False, fontsize=7, reverse=True, loc="upper left", bbox_to_anchor=(1, 1))
+        for panel in figure.axes:
+            panel.grid(alpha=0.3)
+            panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        figure.suptitle(f"{summary.run}, over iterations")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
+        figure.savefig(path, dpi=110)
+
+
+def _reward(
+    panel: Axes, at: Sequence[int], done: Sequence[IterationSummary], held_out: Mapping[int, Mapping[str, float]]
+) -> None:
+    """held_out: iteration -> figures of an evaluation (data.summary)."""
+    rewards = [s.metrics.get("reward/mean", math.nan) for s in done]
+    panel.plot(at, rewards, DOT_ALONE[len(at) > 1], color="tab:blue", label="training")
+    for name in leading(*held_out.values()):
+        points = {k: figures for k, figures in held_out.items() if name in figures}
+        values, errors = ([f.get(key, 0.0) for f in points.values()] for key in (name, f"{name}{ERROR}"))
+        style = MARKERS.get(name, "s:m")
+        panel.errorbar(list(points), values, errors, fmt=style, markersize=4, capsize=2, label=f"held-out, {name}")
+    panel.set_title("mean reward")
+    panel.legend(frameon=False, fontsize=7)
 
 
 def dots_png(path: Path, title: str, rows: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:

@@ -1,7 +1,7 @@
 """MLflow: a projection of the ledger that people browse. Losing it loses nothing; it is filled again from manifests.
 
 A training is a parent run, an iteration a nested run. Each nested run has the metrics, every table as a dataset input
-(URI and digest), the manifests, a preview and plots; each published policy is a version in the model registry.
+(URI and digest), the manifests, a preview, a report and plots; each published policy is a version in the registry.
 """
 
 import json
@@ -40,7 +40,7 @@ class IterationRecord:
     manifests: Mapping[str, Manifest]  # by step
     metrics: Mapping[str, float]
     preview: str  # Markdown
-    plots: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)  # name of a PNG -> what draws it
+    files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)  # path of an artifact -> what makes it
     held_out: Evaluation | None = None  # of the policy that the iteration starts from
 
 
@@ -157,18 +157,21 @@ class Tracker:
         client.log_text(nested, record.preview, "preview.md")
         for step, manifest in record.manifests.items():
             client.log_text(nested, manifest.model_dump_json(indent=2), f"manifests/{step}.json")
-        self._draw(record, nested)
+        self._add_files(record, nested)
         self._register(record, nested)
         if "publish" in record.manifests:  # else a part of an iteration: the whole is told of anew
             client.log_batch(nested, tags=[RunTag("rollbook.complete", "true")])
             self._recorded[record.iteration] = nested
         client.set_terminated(nested)
 
-    def _draw(self, record: IterationRecord, nested: str) -> None:
+    def _add_files(self, record: IterationRecord, nested: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            for name, draw in record.plots.items():
-                draw(Path(folder) / name)
-                self._client.log_artifact(nested, str(Path(folder) / name), artifact_path="plots")
+            for path, make in record.files.items():
+                file = Path(folder) / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                make(file)
+                parent = str(Path(path).parent)
+                self._client.log_artifact(nested, str(file), artifact_path=None if parent == "." else parent)
 
     def _register(self, record: IterationRecord, nested: str) -> None:
         policy = record.manifests.get("publish")

@@ -29,6 +29,7 @@ QUIET = 0.2  # of a core, by all processes of a run: whatever can go on has
 SLICE_S = 0.001
 LONG = ("generate", "train")  # take .1 s and more, and are killed further inside
 PATIENCE_S = 240.0
+TIMES = {"generate/tokens_per_s", "generate/sync_s"}  # the metrics that are seconds
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def require_equal(run: Ledger, twin: Ledger, iterations: int) -> None:
             for field in ("key", "content_digest", "facts"):
                 assert getattr(mine, field) == getattr(theirs, field), (k, step, field)
             metrics = set(mine.metrics.items()) ^ set(theirs.metrics.items())
-            assert {name for name, value in metrics if value == value} <= {"generate/tokens_per_s"}, (k, step, metrics)
+            assert {name for name, value in metrics if value == value} <= TIMES, (k, step, metrics)
 
 
 def _title(process: psutil.Process) -> str:

@@ -22,7 +22,7 @@ def test_output_tells_progress_result_and_where_to_look(finished: tuple[Any, str
         assert sum(line.split()[:2] == [str(iteration), "reward"] for line in said.splitlines()) == 1
     for words in ("held-out: sampled", "→", "mean training reward", "rollbook up", "rollbook show small --iteration 2"):
         assert words in said
-    assert (desk.folder / ".rollbook/runs/small/reward.png").read_bytes().startswith(b"\x89PNG")
+    assert (desk.folder / ".rollbook/runs/small/curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_step_is_on_record_with_its_lineage(finished: tuple[Any, str]) -> None:
@@ -144,6 +144,9 @@ def test_mlflow_has_runs_metrics_inputs_manifests_and_versions(finished: tuple[A
         manifests = {Path(f.path).stem for f in client.list_artifacts(run.info.run_id, "manifests")}
         assert set(STEPS) <= manifests
         assert [f.path for f in client.list_artifacts(run.info.run_id, "plots")] == ["plots/mismatch.png"]
+        page = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/report.html")
+        (root, *_) = read_table(desk.ledger.store, desk.manifest(k, "generate"), ["root_id"])["root_id"].to_pylist()
+        assert f'"iteration":{k},' in page and f'"root":["{root}",' in page
         text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/preview.md")
         assert "## Best" in text and "Sort: " in text
     rewards = client.get_metric_history(parent.info.run_id, "reward/mean")
@@ -154,7 +157,7 @@ def test_mlflow_has_runs_metrics_inputs_manifests_and_versions(finished: tuple[A
     }
     held_out = client.get_metric_history(parent.info.run_id, "held_out/sampled")
     assert [p.step for p in held_out] == [0, 3]
-    assert [f.path for f in client.list_artifacts(parent.info.run_id, "plots")] == ["plots/reward.png"]
+    assert [f.path for f in client.list_artifacts(parent.info.run_id, "plots")] == ["plots/curves.png"]
 
 
 def test_prefect_has_the_flow_its_tasks_and_artifacts(finished: tuple[Any, str]) -> None:

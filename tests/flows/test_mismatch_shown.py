@@ -13,7 +13,7 @@ from data.request import Request
 from data.store import Store
 from data.summary import summarize
 from flows import reading, views
-from flows.pages import iteration_plots
+from flows.pages import iteration_files
 from ops.mismatch import EDGES, histogram, mismatch_metrics
 
 APART = np.array([0.0, 0.004, -0.004, 2.7])
@@ -23,7 +23,7 @@ REFUSED = {"measured": False, "reason": "trajectory q: its engine's log-probs ar
 
 @pytest.fixture
 def show(tmp_path: Path) -> Any:
-    """show(facts, metrics of replay) -> (the JSON of `show --iteration 0`, its text, names of plots)."""
+    """show(facts, metrics of replay) -> (the JSON of `show --iteration 0`, its text, paths of artifacts)."""
 
     def call(facts: dict[str, Any], metrics: dict[str, float]) -> tuple[dict[str, Any], str, list[str]]:
         ledger = Ledger(Store(str(tmp_path / "store")), "r")
@@ -33,15 +33,15 @@ def show(tmp_path: Path) -> Any:
         found = reading.iteration(summary, ledger, 0)
         out = StringIO()
         views.iteration(Console(file=out, width=200), found)
-        return found, out.getvalue(), list(iteration_plots("r", summary.iterations[0]))
+        return found, out.getvalue(), list(iteration_files(ledger, summary.iterations[0]))
 
     return call
 
 
 def test_measured(show: Any) -> None:
     """|d| mean 2.708 / 4 = .677, one of four beyond 1; e^2.7 = 14.9; k3 (14.88 - 3.7 + 2 x 8e-6) / 4 = 2.79."""
-    found, text, plots = show({"mismatch": MEASURED}, mismatch_metrics(APART))
-    assert found["mismatch"] == MEASURED and plots == ["mismatch.png"]
+    found, text, files = show({"mismatch": MEASURED}, mismatch_metrics(APART))
+    assert found["mismatch"] == MEASURED and files == ["plots/mismatch.png"]
     assert "engine against trainer, 4 sampled tokens" in text
     assert "mean 0.68, max 2.7, 25.00% beyond 0.1, 25.00% beyond 1" in text
     assert "KL(engine ‖ trainer) 2.8 nats a token (k3), ratios 0.996 to 14.9" in text
@@ -53,14 +53,14 @@ def test_measured(show: Any) -> None:
 
 
 def test_not_measured_is_said(show: Any) -> None:
-    found, text, plots = show({"mismatch": REFUSED}, {})
-    assert found["mismatch"] == REFUSED and plots == []
+    found, text, files = show({"mismatch": REFUSED}, {})
+    assert found["mismatch"] == REFUSED and files == []
     assert "engine against trainer: not measured; trajectory q: its engine's log-probs are [cut]" in text
 
 
 def test_a_record_from_before_it_was_measured(show: Any) -> None:
-    found, text, plots = show({}, {"engine_logprob_gap/mean": 0.1, "engine_logprob_gap/max": 0.2})
-    assert found["mismatch"] is None and plots == [] and "engine against" not in text
+    found, text, files = show({}, {"engine_logprob_gap/mean": 0.1, "engine_logprob_gap/max": 0.2})
+    assert found["mismatch"] is None and files == [] and "engine against" not in text
 
 
 def test_no_tokens(show: Any) -> None:
