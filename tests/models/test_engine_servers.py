@@ -1,4 +1,4 @@
-"""Real SGLang servers: two of our own of which one is killed, one at an address, one that does not start. `-m sglang`."""
+"""Real SGLang servers, `-m sglang`: two of our own, one of which is killed; one at an address; one that does not start."""
 
 import os
 import signal
