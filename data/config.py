@@ -303,3 +303,9 @@ class ResourcesConfig(Section):
     )
     ray_address: str = execution("local", description="'local' or the address of a Ray cluster")
     threads: Positive = execution(2, description="CPU threads of the engine and of each trainer rank")
+
+
+class TrackingConfig(Section):
+    """What MLflow is told beyond figures and tables."""
+
+    traces: Fraction = execution(0.05, description="share of the trajectories, in whole groups, that become traces")
