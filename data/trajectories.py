@@ -137,10 +137,13 @@ def of_evaluation(ledger: Ledger, rewards: Manifest) -> Scored:
 
 
 def _trajectory(row: dict[str, Any], scores: Mapping[str, Score], advantages: Mapping[str, float]) -> Trajectory:
-    name = row["trajectory_id"]
-    read = {
-        "turns": tuple(Turn(**turn) for turn in row["turns"]),
-        "messages": json.loads(row["messages"]),
-        "metadata": json.loads(row["metadata"]),
-    }
-    return Trajectory(**row | read, score=scores.get(name, UNSCORED), advantage=advantages.get(name))
+    name = row.pop("trajectory_id")
+    return Trajectory(
+        trajectory_id=name,
+        turns=tuple(Turn(**turn) for turn in row.pop("turns")),
+        messages=json.loads(row.pop("messages")),
+        metadata=json.loads(row.pop("metadata")),
+        score=scores.get(name, UNSCORED),
+        advantage=advantages.get(name),
+        **row,
+    )

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from mlflow.entities import Trace
+from mlflow.tracking import MlflowClient
 
 from data.columns import ADVANTAGES, REWARDS, ROLLOUTS
 from data.ledger import Ledger
@@ -65,6 +67,14 @@ def record(ledger: Ledger, told: tuple[Told, ...] = CONVERSATIONS) -> Scored:
     rewards = _commit(ledger, "score", "rewards", [_reward(t) for t in told], REWARDS)
     advantages = _commit(ledger, "advantages", "advantages", [_advantage(t) for t in told], ADVANTAGES)
     return Scored(ledger.store, rollouts, rewards, advantages)
+
+
+def by_trajectory(client: MlflowClient, experiment: str, run: str) -> dict[str, Trace]:
+    """The traces that MLflow finds by one of its runs; fails if two are of one trajectory."""
+    found = client.search_traces(locations=[experiment], run_id=run)
+    named = {trace.info.tags["rollbook.trajectory"]: trace for trace in found}
+    assert len(named) == len(found)
+    return named
 
 
 def _commit(ledger: Ledger, step: str, kind: str, rows: list[Row], schema: pa.Schema) -> Manifest:

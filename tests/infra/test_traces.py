@@ -1,4 +1,4 @@
-"""Trajectories as traces in a real MLflow, by its database; what several servers do with them is in tests/flows."""
+"""Trajectories as traces in a real MLflow, by its database; by its server: tests/flows/test_servers.py."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from data.store import Store
 from data.trajectories import Scored
 from infra.trace_spans import messages_by_turn
 from infra.traces import Place, Sent, TraceSender
-from tests.conversations import PROMPT, TOOLS, record, short
+from tests.conversations import PROMPT, TOOLS, by_trajectory, record, short
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +37,11 @@ def sent(client: MlflowClient, place: Place, tables: Scored) -> dict[str, Trace]
     """What MLflow has after everything was sent twice, by trajectory."""
     sender = TraceSender(client)
     assert sender.send(place, tables, 1.0, Event()) == Sent(5, 0, 1.0)
-    once = by_trajectory(client, place)
+    once = by_trajectory(client, place.experiment, place.mlflow_run)
     assert sender.send(place, tables, 1.0, Event()) == Sent(5, 0, 1.0)
-    twice = by_trajectory(client, place)
+    twice = by_trajectory(client, place.experiment, place.mlflow_run)
     assert {name: trace.to_dict() for name, trace in twice.items()} == {n: t.to_dict() for n, t in once.items()}
     return twice
-
-
-def by_trajectory(client: MlflowClient, place: Place) -> dict[str, Trace]:
-    found = client.search_traces(locations=[place.experiment], run_id=place.mlflow_run)
-    assert len({trace.info.trace_id for trace in found}) == len(found)
-    return {trace.info.tags["rollbook.trajectory"]: trace for trace in found}
 
 
 def test_every_trajectory_is_one_trace_of_its_run(sent: dict[str, Trace]) -> None:
@@ -137,7 +131,7 @@ def test_a_share_is_whole_groups_with_the_best_and_the_worst(
     run = client.create_run(place.experiment).info.run_id
     elsewhere = replace(place, run="part", mlflow_run=run)
     assert TraceSender(client).send(elsewhere, tables, 0.2, Event()) == Sent(2, 3, 0.2)
-    assert sorted(by_trajectory(client, elsewhere)) == ["A/0", "A/1"]
+    assert sorted(by_trajectory(client, place.experiment, run)) == ["A/0", "A/1"]
 
 
 def test_sending_stops_when_told(client: MlflowClient, place: Place, tables: Scored) -> None:
