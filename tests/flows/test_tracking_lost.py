@@ -16,8 +16,8 @@ def test_mlflow_down_loses_nothing_and_is_told_later(desk: Callable[[str], Any])
     refused = away.rollbook("sync-tracking", "small", code=1)
     assert "http://127.0.0.1:9" in refused and "tries again" in refused
 
-    assert "2 iterations" in mine.rollbook("sync-tracking", "small", "--traces", "0")
-    assert traces(mine) == []
+    assert "2 iterations" in mine.rollbook("sync-tracking", "small")
+    assert 0 < len(traces(mine)) < 48
     first = history(mine)
     assert [step for step, _ in first["reward/mean"]] == [0, 1]
     assert [step for step, _ in first["held_out/greedy"]] == [0, 2]
@@ -26,8 +26,6 @@ def test_mlflow_down_loses_nothing_and_is_told_later(desk: Callable[[str], Any])
     assert history(mine) == first
     sent = traces(mine)
     assert len(set(sent)) == len(sent) == 48
-    assert every in mine.rollbook("sync-tracking", "small")  # a smaller share takes nothing away
-    assert traces(mine) == sent
 
 
 def traces(desk: Any) -> list[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from data.store import Store
 from data.trajectories import Scored
 from infra.trace_spans import messages_by_turn
 from infra.traces import Place, Sent, TraceSender
+from infra.tracking import EXPERIMENT, IterationRecord, Tracker
 from tests.conversations import PROMPT, TOOLS, by_trajectory, record, short
 
 
@@ -160,3 +161,32 @@ def test_messages_are_cut_at_what_the_policy_wrote(tables: Scored) -> None:
     assert messages_by_turn([*shot, answer], turns) == [shot, [answer]]
     lost = [[{"role": role, "content": "..."}] for role in ("user", "assistant")]
     assert messages_by_turn(shot[:1], turns) == lost
+
+
+def told(client: MlflowClient, tables: Scored, share: float, status: str = "FINISHED") -> Tracker:
+    """A tracker that has told of iteration 0 of the run "hand", and ended."""
+    tracker = Tracker(client.tracking_uri, Path("/nowhere"), "hand", "file:///nowhere", {}, traces=share)
+    made = {"generate": tables.rollouts, "publish": tables.rollouts}
+    if status == "KILLED":
+        tracker._stop.set()  # as if its close came before its traces' turn
+    tracker.iteration(0, lambda: IterationRecord(0, made, {"reward/mean": 0.5}, "page", tables=tables))
+    tracker.close(status)
+    return tracker
+
+
+def test_a_tracker_sends_what_is_missing(
+    client: MlflowClient, tables: Scored, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None of a run that was stopped, or of a damaged table; a share, all, and no less for a smaller share."""
+    client.create_experiment(EXPERIMENT, artifact_location=tmp_path.as_uri())
+    damaged = replace(tables, rewards=tables.rewards.model_copy(update={"files": ()}))
+    assert told(client, tables, 1.0, "KILLED").sent == Sent(0, 0, 0.0)
+    assert told(client, damaged, 1.0).sent == Sent(0, 0, 0.0)
+    assert "MLflow traces: ValueError: " in caplog.text and "sync-tracking hand" in caplog.text
+    assert told(client, tables, 0.2).sent == Sent(2, 3, 0.2)
+    assert told(client, tables, 1.0).sent == Sent(5, 0, 1.0)
+    assert told(client, damaged, 0.2).sent == Sent(5, 0, 1.0)
+    experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    (nested,) = client.search_runs([experiment], "tags.`rollbook.role` = 'iteration'")
+    assert nested.data.metrics == {"reward/mean": 0.5}
+    assert sorted(by_trajectory(client, experiment, nested.info.run_id)) == ["A/0", "A/1", "B/0", "B/1", "C/0"]
