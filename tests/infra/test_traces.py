@@ -181,11 +181,14 @@ def test_a_tracker_sends_what_is_missing(
     client.create_experiment(EXPERIMENT, artifact_location=tmp_path.as_uri())
     damaged = replace(tables, rewards=tables.rewards.model_copy(update={"files": ()}))
     assert told(client, tables, 1.0, "KILLED").sent == Sent(0, 0, 0.0)
+    assert not caplog.text
     assert told(client, damaged, 1.0).sent == Sent(0, 0, 0.0)
     assert "MLflow traces: ValueError: " in caplog.text and "sync-tracking hand" in caplog.text
     assert told(client, tables, 0.2).sent == Sent(2, 3, 0.2)
     assert told(client, tables, 1.0).sent == Sent(5, 0, 1.0)
-    assert told(client, damaged, 0.2).sent == Sent(5, 0, 1.0)
+    caplog.clear()
+    assert told(client, damaged, 0.2).sent == Sent(5, 0, 1.0)  # the tables are not even read
+    assert not caplog.text
     experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id
     (nested,) = client.search_runs([experiment], "tags.`rollbook.role` = 'iteration'")
     assert nested.data.metrics == {"reward/mean": 0.5}
