@@ -309,3 +309,9 @@ class ResourcesConfig(Section):
     engine_gpus: float = execution(0.0, ge=0.0, description="of Ray's GPUs for the engine; 0: it sees all of them")
     trainer_gpus: float = execution(0.0, ge=0.0, description="for each trainer rank, likewise; .5 and .5 share one GPU")
     threads: Positive = execution(2, description="CPU threads of the engine and of each trainer rank")
+
+
+class TrackingConfig(Section):
+    """What MLflow is told beyond figures and tables."""
+
+    traces: Fraction = execution(0.05, description="share of the trajectories, in whole groups, that become traces")

@@ -141,6 +141,10 @@ def stop(
 @command
 def sync_tracking(
     name: Annotated[str, typer.Argument(metavar="RUN")],
+    traces: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Share of the trajectories to have as traces; the run's own by default."),
+    ] = None,
     store: StoreUrl = None,
     store_endpoint: Endpoint = None,
 ) -> None:
@@ -148,7 +152,7 @@ def sync_tracking(
     opened = open_store(store, store_endpoint)[1]
     from flows.launch import sync_tracking as sync
 
-    console.print(f"MLflow has {name}: {sync(name, opened)} iterations", highlight=False)
+    console.print(f"MLflow has {name}: {sync(name, opened, traces)}", highlight=False)
 
 
 @command

@@ -25,6 +25,7 @@ from data.config import (
     RewardConfig,
     SamplingConfig,
     Section,
+    TrackingConfig,
     TrainConfig,
     WarmStartConfig,
     execution,
@@ -56,6 +57,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = execution(CheckpointConfig())
     layout: LayoutConfig = execution(LayoutConfig())
     resources: ResourcesConfig = ResourcesConfig()
+    tracking: TrackingConfig = execution(TrackingConfig())
 
     @property
     def replay_temperature(self) -> float:

@@ -14,7 +14,7 @@ from data.store import Store
 from data.summary import summarize
 from flows import reading, views
 from flows import session as sessions
-from flows.config import RunConfig, parse
+from flows.config import RunConfig, changed, parse
 from flows.session import borrowed, make_run, open_ledger, open_tracker
 from infra.driver import busy, holder_of, log_to_terminal, spare_farewells
 from infra.home import Home
@@ -78,8 +78,10 @@ def launch(config: RunConfig, console: Console, through: str | None = None) -> N
     views.result(console, summarize(ledger), time.perf_counter() - started, _place(config.resources))
 
 
-def sync_tracking(name: str, store: Store) -> int:
-    """Tell MLflow what the ledger has and it lacks; the number of iterations that the ledger has.
+def sync_tracking(name: str, store: Store, traces: float | None = None) -> str:
+    """Tell MLflow what the ledger has and it lacks; what it then has, in words.
+
+    traces: share of the trajectories that it is to have as traces, by default what the config on record says.
 
     Raises LookupError for an unknown run, ConnectionError if MLflow does not take it.
     """
@@ -88,16 +90,19 @@ def sync_tracking(name: str, store: Store) -> int:
     ledger = Ledger(store, name)
     summary = reading.require_run(ledger)
     config = parse(require_record(ledger).config)
+    if traces is not None:
+        config = changed(config, [f"tracking.traces={traces}"])
     tracker = open_tracker(config, ledger, Home.find())
     done = [iteration for iteration in summary.iterations if iteration.complete]
     for iteration in done:
         training.tell_iteration(tracker, ledger, iteration.iteration)
     for k, evaluation in summary.evaluations.items():
-        tracker.evaluation(k, evaluation)
+        training.tell_evaluation(tracker, ledger, k, evaluation)
     if lost := tracker.close("FINISHED"):
         address = without_password(Home.find().tracking_uri)
         raise ConnectionError(f"MLflow at {address}: {lost}; the same command tries again")
-    return len(done)
+    sent = tracker.sent
+    return f"{len(done)} iterations, {sent.sent:,} of {sent.sent + sent.left_out:,} trajectories as traces"
 
 
 def import_only(path: str, resources: ResourcesConfig) -> Manifest:

@@ -101,7 +101,15 @@ def open_ledger(config: RunConfig, home: Home) -> Ledger:
 
 def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:
     params = config.model_dump(mode="json")
-    return Tracker(home.tracking_uri, home.mlflow_artifacts, config.run, ledger.store.url, params, _fork_tags(ledger))
+    return Tracker(
+        home.tracking_uri,
+        home.mlflow_artifacts,
+        config.run,
+        ledger.store.url,
+        params,
+        _fork_tags(ledger),
+        config.tracking.traces,
+    )
 
 
 def _fork_tags(ledger: Ledger) -> dict[str, str] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from prefect import flow
 
+from data.conversations import of_evaluation, of_iteration
 from data.ledger import Ledger
 from data.manifest import Manifest
 from data.summary import Evaluation, leading, note_wall, summarize_iteration, with_error
@@ -186,9 +187,15 @@ def tell_iteration(tracker: Tracker, ledger: Ledger, k: int) -> None:
             iteration_page(summary),
             iteration_files(ledger, summary),
             summary.evaluation,
+            of_iteration(ledger, summary) if summary.complete else None,
         )
 
     tracker.iteration(k, make)
+
+
+def tell_evaluation(tracker: Tracker, ledger: Ledger, k: int, found: Evaluation) -> None:
+    """MLflow is told, behind, of the figures, and of the answers that it lacks."""
+    tracker.evaluation(k, found, lambda: [of_evaluation(ledger, rewards) for rewards in found.rewards.values()])
 
 
 def held_out(opened: Session, k: int, head: Head) -> None:
@@ -199,4 +206,4 @@ def held_out(opened: Session, k: int, head: Head) -> None:
         told = [f"{name} {with_error(figures, name)}" for name in leading(figures)]
         told += [f"{figures['failed']:.0f} not scored"] * (figures["failed"] > 0)
         log.info("held-out after %d iterations: %s", k, ", ".join(told))
-        opened.tracker.evaluation(k, found)
+        tell_evaluation(opened.tracker, opened.run.ledger, k, found)

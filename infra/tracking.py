@@ -1,17 +1,21 @@
 """MLflow: a projection of the ledger that people browse. Losing it loses nothing; it is filled again from manifests.
 
 A training is a parent run, an iteration a nested run. Each nested run has the metrics, every table as a dataset input
-(URI and digest), the manifests, a preview, a report and plots; each published policy is a version in the registry.
+(URI and digest), the manifests, a preview, a report and plots; each published policy is a version in the model
+registry. A share of the trajectories are traces, those of an iteration linked to its run, those of an evaluation to the
+training's.
 """
 
 import json
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import mlflow
@@ -21,14 +25,19 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from data.conversations import Scored
 from data.manifest import Manifest
 from data.summary import Evaluation
+from infra.traces import NONE_SENT, Place, Sent, TraceSender
 
 log = logging.getLogger("rollbook")
 EXPERIMENT = "rollbook"
 DIGEST_CHARACTERS = 36  # what MLflow allows
 PARAMS_A_BATCH = 100  # likewise
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
+MLFLOW, TRACES = "MLflow", "MLflow traces"  # what is sent, as warnings call it
+SENT_TAG = "rollbook.traces"  # how many trajectories were sent; begins its name
+KEY_CHARACTERS = 8  # of a step's key, in such a name
 TABLE_KINDS = ("rollouts", "rewards", "replays", "advantages")
 
 
@@ -42,6 +51,7 @@ class IterationRecord:
     preview: str  # Markdown
     files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)  # path of an artifact -> what makes it
     held_out: Evaluation | None = None  # of the policy that the iteration starts from
+    tables: Scored | None = None  # its trajectories; None while a part of the iteration is missing
 
 
 class Tracker:
@@ -55,26 +65,39 @@ class Tracker:
         store_url: str,
         params: Mapping[str, Any],
         fork: Mapping[str, str] | None = None,
+        traces: float = 0.0,
     ) -> None:
-        """fork: tags that say where the run leaves another (`rollbook.parent`, its name, among them)."""
+        """fork: tags that say where the run leaves another (`rollbook.parent`, its name, among them).
+
+        traces: share of the trajectories that become traces.
+        """
         self._thread = ThreadPoolExecutor(1, "mlflow")
         self._client: MlflowClient  # made in the thread: a database that is new takes seconds to lay out
         self._model = run  # its name in the registry
         self._over_http = tracking_uri.startswith("http")
-        self._lost = ""  # why nothing more is sent
+        self._lost: dict[str, str] = {}  # MLFLOW or TRACES: why nothing more of it is sent
         self._run, self._store_url, self._artifacts = run, store_url, artifacts
         self._params, self._fork = dict(params), dict(fork or {})
-        self._parent_id = ""
-        self._recorded: dict[int, str] = {}
+        self._experiment, self._parent_id = "", ""
+        self._recorded: dict[int, str] = {}  # MLflow's run of each iteration
+        self._share, self._stop = traces, Event()
+        self._sent: dict[tuple[str, str], Sent] = {}  # by MLflow's run and its tag
+        self._sender: TraceSender
         self._later(self._open, tracking_uri)
 
     def iteration(self, iteration: int, make: Callable[[], IterationRecord]) -> None:
-        """Tell of an iteration that MLflow lacks; only then, and behind, its record is made."""
-        self._later(lambda: None if iteration in self._recorded else self._iteration(make()))
+        """Tell of an iteration that MLflow lacks, or its traces; only then, and behind, its record is made."""
+        record = cache(make)
+        self._later(lambda: None if iteration in self._recorded else self._iteration(record()))
+        self._later(lambda: self._trace_iteration(iteration, record), what=TRACES)
 
-    def evaluation(self, iteration: int, found: Evaluation) -> None:
-        """Held-out figures of the policy that iteration `iteration` starts from, on the parent run."""
+    def evaluation(self, iteration: int, found: Evaluation, tables: Callable[[], Iterable[Scored]]) -> None:
+        """Held-out figures of the policy that iteration `iteration` starts from, on the parent run.
+
+        tables: the answers and their rewards, asked for only if MLflow may lack some.
+        """
         self._later(lambda: self._client.log_batch(self._parent_id, _held_out(found, iteration)))
+        self._later(lambda: self._trace_evaluation(iteration, tables), what=TRACES)
 
     def artifact(self, folder: str, file: Path) -> None:
         """A local file among the parent run's artifacts."""
@@ -83,30 +106,51 @@ class Tracker:
     def close(self, status: str) -> str:
         """Wait until all is written, or was given up; returns why, empty if all is well.
 
-        status: FINISHED, FAILED or KILLED, as MLflow names the end of a run.
+        status: FINISHED, FAILED or KILLED, as MLflow names the end of a run. A run that was KILLED does not wait for
+        its traces: whoever tells MLflow next sends them.
         """
+        if status == "KILLED":
+            self._stop.set()
         self._later(lambda: self._client.set_terminated(self._parent_id, status))
         self._thread.shutdown(wait=True)
-        return self._lost
+        if self._share > 0.0 and not self._lost:
+            sent = self.sent
+            log.info(
+                "MLflow has %s of %s trajectories as traces; `rollbook sync-tracking %s --traces 1` sends all",
+                *(f"{sent.sent:,}", f"{sent.sent + sent.left_out:,}", self._run),
+            )
+        return next(iter(self._lost.values()), "")
 
-    def _later(self, call: Callable[..., Any], *args: Any) -> None:
-        self._thread.submit(self._send, call, *args)
+    @property
+    def sent(self) -> Sent:
+        """What MLflow has of the run's trajectories, as far as it was told; for after the close."""
+        return sum(self._sent.values(), start=NONE_SENT)
 
-    def _send(self, call: Callable[..., Any], *args: Any) -> None:
-        """After the first failure nothing more is tried: each try may take a minute, and all is in the ledger."""
-        if self._lost:
+    def _later(self, call: Callable[..., Any], *args: Any, what: str = MLFLOW) -> None:
+        self._thread.submit(self._send, what, call, *args)
+
+    def _send(self, what: str, call: Callable[..., Any], *args: Any) -> None:
+        """After the first failure nothing more is tried: each try may take a minute, and all is in the ledger.
+
+        Traces that MLflow does not take stop no metrics.
+        """
+        if self._lost.keys() & {what, MLFLOW}:
             return
         try:
             call(*args)
         except Exception as error:  # whatever a tracking server does must not touch the training
-            self._lost = _brief(error)
+            self._lost[what] = _brief(error)
             log.warning(
-                "MLflow: %s. Training goes on; `rollbook sync-tracking %s` tells MLflow later", self._lost, self._run
+                "%s: %s. Training goes on; `rollbook sync-tracking %s` tells MLflow later",
+                what,
+                self._lost[what],
+                self._run,
             )
 
     def _open(self, tracking_uri: str) -> None:
         self._client = MlflowClient(tracking_uri)
-        experiment = experiment_id(self._client, self._artifacts)
+        self._sender = TraceSender(self._client)
+        self._experiment = experiment = experiment_id(self._client, self._artifacts)
         parent = find_run(self._client, experiment, run=self._run, role="run")
         if parent is None:
             tags = {"rollbook.run": self._run, "rollbook.role": "run", "rollbook.store": self._store_url, **self._fork}
@@ -123,6 +167,7 @@ class Tracker:
                 self._client.log_batch(parent.info.run_id, params=params[start : start + PARAMS_A_BATCH])
         self._parent_id = parent.info.run_id
         self._client.update_run(self._parent_id, status="RUNNING")
+        self._note_sent(parent)
         self._recorded = self._complete_iterations(experiment)
         _have_registered_model(self._client, self._model)
 
@@ -134,6 +179,8 @@ class Tracker:
         while True:
             page = self._client.search_runs([experiment], query, max_results=1000, page_token=token)
             found |= {int(run.data.tags["rollbook.iteration"]): run.info.run_id for run in page}
+            for run in page:
+                self._note_sent(run)
             token = page.token
             if not token:
                 return found
@@ -146,8 +193,7 @@ class Tracker:
             "rollbook.role": "iteration",
             "rollbook.iteration": str(record.iteration),
         }
-        experiment = self._client.get_run(self._parent_id).info.experiment_id
-        nested = client.create_run(experiment, run_name=f"{self._run}/{record.iteration}", tags=tags).info.run_id
+        nested = client.create_run(self._experiment, run_name=f"{self._run}/{record.iteration}", tags=tags).info.run_id
         metrics = points(record.metrics, record.iteration, stamp)
         metrics += _held_out(record.held_out, record.iteration) if record.held_out else []
         client.log_batch(nested, metrics=metrics, params=[Param("iteration", str(record.iteration))])
@@ -163,6 +209,36 @@ class Tracker:
             client.log_batch(nested, tags=[RunTag("rollbook.complete", "true")])
             self._recorded[record.iteration] = nested
         client.set_terminated(nested)
+
+    def _note_sent(self, run: MlflowRun) -> None:
+        for name, value in run.data.tags.items():
+            if name.startswith(SENT_TAG):
+                self._sent[run.info.run_id, name] = Sent(**json.loads(value))
+
+    def _trace_iteration(self, iteration: int, record: Callable[[], IterationRecord]) -> None:
+        nested = self._recorded.get(iteration)
+        if nested is None or self._has(nested, SENT_TAG):
+            return
+        if (tables := record().tables) is not None:
+            self._trace(nested, SENT_TAG, iteration, tables)
+
+    def _trace_evaluation(self, iteration: int, tables: Callable[[], Iterable[Scored]]) -> None:
+        for answers in tables() if self._share > 0.0 else ():
+            tag = f"{SENT_TAG}.{iteration}.{answers.rollouts.step}.{answers.rewards.key[:KEY_CHARACTERS]}"
+            if not self._has(self._parent_id, tag):
+                self._trace(self._parent_id, tag, iteration, answers)
+
+    def _has(self, mlflow_run: str, tag: str) -> bool:
+        """Whether as large a share was sent before."""
+        return self._sent.get((mlflow_run, tag), NONE_SENT).share >= self._share
+
+    def _trace(self, mlflow_run: str, tag: str, iteration: int, tables: Scored) -> None:
+        """The tag comes last: what was cut short is sent anew."""
+        place = Place(self._experiment, mlflow_run, self._run, iteration, tables.rollouts)
+        sent = self._sender.send(place, tables, self._share, self._stop)
+        if sent is not None:
+            self._client.log_batch(mlflow_run, tags=[sent.as_tag(tag)])
+            self._sent[mlflow_run, tag] = sent
 
     def _add_files(self, record: IterationRecord, nested: str) -> None:
         with tempfile.TemporaryDirectory() as folder:

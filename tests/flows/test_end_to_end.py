@@ -160,6 +160,26 @@ def test_mlflow_has_runs_metrics_inputs_manifests_and_versions(finished: tuple[A
     assert [f.path for f in client.list_artifacts(parent.info.run_id, "plots")] == ["plots/curves.png"]
 
 
+def test_mlflow_has_a_share_of_the_trajectories_and_says_how_many(finished: tuple[Any, str]) -> None:
+    """.05 of 32 an iteration, and of 24 in four evaluations, are 2 of each; the best and the worst are among them."""
+    desk, said = finished
+    assert "MLflow has 14 of 192 trajectories as traces; `rollbook sync-tracking small --traces 1` sends all" in said
+    client = MlflowClient(f"sqlite:///{desk.folder}/.rollbook/mlflow.db")
+    experiment = client.get_experiment_by_name("rollbook").experiment_id
+    query = "tags.`rollbook.role` = 'iteration' AND tags.`rollbook.iteration` = '1'"
+    (nested,) = client.search_runs([experiment], query)
+    assert json.loads(nested.data.tags["rollbook.traces"]) == {"sent": 2, "left_out": 30, "share": 0.05}
+    found = client.search_traces(locations=[experiment], run_id=nested.info.run_id)
+    examples = desk.manifest(1, "score").facts["examples"]
+    rewards = {
+        trace.info.tags["rollbook.trajectory"]: assessment.feedback.value
+        for trace in found
+        for assessment in trace.info.assessments
+        if assessment.name == "reward"
+    }
+    assert rewards == {example["trajectory_id"]: example["reward"] for example in examples.values()}
+
+
 def test_prefect_has_the_flow_its_tasks_and_artifacts(finished: tuple[Any, str]) -> None:
     desk, _ = finished
     with sqlite3.connect(f"file:{desk.folder}/.rollbook/prefect/prefect.db?mode=ro", uri=True) as db:

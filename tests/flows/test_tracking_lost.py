@@ -17,11 +17,24 @@ def test_mlflow_down_loses_nothing_and_is_told_later(desk: Callable[[str], Any])
     assert "http://127.0.0.1:9" in refused and "tries again" in refused
 
     assert "2 iterations" in mine.rollbook("sync-tracking", "small")
+    assert 0 < len(traces(mine)) < 48
     first = history(mine)
     assert [step for step, _ in first["reward/mean"]] == [0, 1]
     assert [step for step, _ in first["held_out/greedy"]] == [0, 2]
-    assert "2 iterations" in mine.rollbook("sync-tracking", "small")
+    every = "2 iterations, 48 of 48 trajectories as traces"  # 8 an iteration, 8 sampled and 8 greedy before and after
+    assert every in mine.rollbook("sync-tracking", "small", "--traces", "1")
     assert history(mine) == first
+    sent = traces(mine)
+    assert len(set(sent)) == len(sent) == 48
+
+
+def traces(desk: Any) -> list[tuple[str, str, str]]:
+    """(iteration, step, trajectory) of each."""
+    client = MlflowClient(f"sqlite:///{desk.folder}/.rollbook/mlflow.db")
+    experiment = client.get_experiment_by_name("rollbook")
+    found = client.search_traces(locations=[experiment.experiment_id], max_results=500, include_spans=False)
+    names = ("iteration", "step", "trajectory")
+    return sorted(tuple(trace.info.tags[f"rollbook.{name}"] for name in names) for trace in found)
 
 
 def history(desk: Any) -> dict[str, list[tuple[int, float]]]:

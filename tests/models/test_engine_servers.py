@@ -1,4 +1,4 @@
-"""Real SGLang servers, `-m sglang`: two of our own, one of which is killed; one at an address; one that does not start."""
+"""Real SGLang servers, `-m sglang`: two of our own, one of them killed; one at an address; one that cannot start."""
 
 import os
 import signal
