@@ -18,6 +18,7 @@ from models.engines.sglang import engine as engine_module
 from models.engines.sglang import proof, servers, wire
 from models.engines.sglang.backend import Answer, Asked, BackendLost, BackendRefused
 from models.engines.sglang.http import Served
+from models.engines.sglang.replica import Wanted
 from models.engines.sglang.replicas import ATTEMPTS, Replicas, balance
 from models.toy import write_toy
 from models.weights import WeightsMismatch, read_tensors, tensors_digest
@@ -49,7 +50,7 @@ def replicas_of() -> Iterator[Callable[..., Replicas]]:
     def start(*fakes: Fake, prove: Callable = lambda backend: None, timeout_s: float = 5.0, batch: int = 4) -> Replicas:
         config = EngineConfig(kind="sglang", urls=[f.url for f in fakes], timeout_s=timeout_s, batch=batch)
         made.append(Replicas(config, "cpu", 1, text=False))
-        made[-1].load(FOLDER, TAG, False, prove)
+        made[-1].load(Wanted(FOLDER, TAG, prove), in_place=False)
         return made[-1]
 
     yield start
@@ -136,7 +137,7 @@ def test_a_server_that_fails_the_proof_is_never_used(fakes, replicas_of) -> None
     require_each_its_own(replicas.generate(questions(4)), 4)
     assert refused and len(bad.asked) == asked
     with pytest.raises(WeightsMismatch, match="not these weights"):
-        replicas.load(FOLDER, "policy-2", True, prove)
+        replicas.load(Wanted(FOLDER, "policy-2", prove), in_place=True)
 
 
 def test_hanging_requests_are_aborted_and_asked_for_again(fakes, replicas_of) -> None:
@@ -156,7 +157,7 @@ def test_a_server_that_is_gone_leaves_its_share_to_the_others(fakes, replicas_of
     require_each_its_own(replicas.generate(questions(6)), 6)
     assert not gone.asked and len(good.asked) == 6
     with pytest.raises(BackendLost, match=rf"{gone.url}.*tried for engine.timeout_s = 0.5 s.*out of engine.urls"):
-        replicas.load(FOLDER, "policy-2", True, lambda backend: None)
+        replicas.load(Wanted(FOLDER, "policy-2", lambda backend: None), in_place=True)
 
 
 def test_replicas_that_die_again_and_again_end_the_call(fakes, replicas_of) -> None:
@@ -172,7 +173,7 @@ def test_an_address_without_a_server_is_named(fakes) -> None:
     gone.stop()
     replicas = Replicas(EngineConfig(kind="sglang", urls=[gone.url], timeout_s=0.3), "cpu", 1, text=False)
     with pytest.raises(BackendLost, match=rf"SGLang at {gone.url} does not answer /pause_generation.*tried for"):
-        replicas.load(FOLDER, TAG, False, lambda backend: None)
+        replicas.load(Wanted(FOLDER, TAG, lambda backend: None), in_place=False)
     replicas.close()
 
 
@@ -189,7 +190,7 @@ def test_weights_a_server_cannot_read_are_refused_and_it_goes_on(fakes, replicas
     replicas = replicas_of(fake)
     fake.refuses_weights = True
     with pytest.raises(BackendRefused, match=r"no such folder here; .* must see /policies/2 .*share the file system"):
-        replicas.load(Path("/policies/2"), "policy-2", True, lambda backend: None)
+        replicas.load(Wanted(Path("/policies/2"), "policy-2", lambda backend: None), in_place=True)
     assert not fake.paused
 
 

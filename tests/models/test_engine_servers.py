@@ -19,6 +19,7 @@ from models.engines.sglang.arguments import prepare_environment, server_argument
 from models.engines.sglang.backend import Answer, Asked, BackendLost, BackendRefused
 from models.engines.sglang.engine import SGLangEngine
 from models.engines.sglang.http import Served
+from models.engines.sglang.replica import Wanted
 from models.engines.sglang.replicas import Replicas
 from models.engines.sglang.servers import Own
 from models.toy import write_toy
@@ -140,5 +141,5 @@ def test_arguments_that_sglang_does_not_know(policies) -> None:
     config = EngineConfig(kind="sglang", replicas=2, arguments={"no_such_thing": 3})
     replicas = Replicas(config, "cpu", 1, text=False)
     with pytest.raises(ValueError, match=r"engine.arguments: SGLang does not take them .*no-such-thing"):
-        replicas.load(policies[0][0], "policy", False, lambda backend: None)
+        replicas.load(Wanted(policies[0][0], "policy", lambda backend: None), in_place=False)
     replicas.close()
