@@ -12,7 +12,6 @@ import numpy as np
 SAMPLED = "sampled"  # the one sampled from: temperature, then top_k, then top_p, renormalised
 SCALED = "scaled: softmax at the sampling temperature, before top_k and top_p"
 GREEDY = "greedy: softmax at temperature 1, before top_p and top_k"  # argmax is no draw; of the untouched softmax
-SCALED = "scaled: softmax at the sampling temperature, before top_k and top_p"
 
 
 class PromptTooLong(ValueError):

@@ -1,7 +1,8 @@
 """The `transformers` rollout engine: batched sampling with a key-value cache, on the CPU or one GPU."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,11 @@ class _Serving:
     config: FolderConfig
     version: int
     digest: str
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Only stop strings need it."""
+        return Tokenizer(self.folder)
 
 
 class TransformersEngine:
@@ -77,7 +83,7 @@ class TransformersEngine:
         """See the contract. Weights that are served already are not loaded again; all others are hashed here."""
         del in_memory
         if self._serving and self._serving.digest == digest:
-            self._serving = _Serving(self._serving.folder, self._serving.model, self._serving.config, version, digest)
+            self._serving = replace(self._serving, version=version)
             return
         config = read_config(folder)
         model = _load(Path(folder), self._device)
@@ -102,7 +108,7 @@ class TransformersEngine:
 def _complete(serving: _Serving, requests: list[Request], params: SamplingParams) -> list[Completion]:
     room = [min(params.max_new_tokens, serving.config.context - len(r.token_ids)) for r in requests]
     streams = [uniforms(request.seed, count) for request, count in zip(requests, room, strict=True)]
-    text = Tokenizer(serving.folder).decode if params.stop else None
+    text = serving.tokenizer.decode if params.stop else None
     decoded = decode(serving.model, [r.token_ids for r in requests], streams, params, text)
     return [_completion(serving, request, row) for request, row in zip(requests, decoded, strict=True)]
 

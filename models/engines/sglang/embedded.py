@@ -34,6 +34,7 @@ class Embedded:
         self._thread = ThreadPoolExecutor(1, "sglang")
         self._earlier = set(psutil.Process().children(recursive=True))
         self._children: list[psutil.Process] = []  # that must live
+        self._loop: asyncio.AbstractEventLoop | None = None  # SGLang's, in its thread
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # how the children report a failure; _wait sees it without
         try:
             with _errors_into(self._log):
@@ -53,16 +54,17 @@ class Embedded:
             done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             for task in late:
                 task.cancel()
+            if late:  # of the time limit, or given up since another one was refused
+                self._manager.abort_request(abort_all=True)
             for task in done:
                 task.result()
-            if late:
-                self._manager.abort_request(abort_all=True)
             return len(late)
 
         if asked and (late := self._run("generate", everything())):
             raise too_late(late, len(asked), timeout_s)
 
     def abort(self) -> None:
+        assert self._loop is not None
         self._loop.call_soon_threadsafe(self._manager.abort_request, "", True)
 
     def load_folder(self, folder: Path, tag: str) -> None:
@@ -104,8 +106,10 @@ class Embedded:
 
         async def load() -> tuple[bool, str]:
             await self._manager.pause_generation(io_struct.PauseGenerationReqInput(mode="retract"))
-            fine, message, *_ = await update()
-            await self._manager.continue_generation(io_struct.ContinueGenerationReqInput())
+            try:
+                fine, message, *_ = await update()
+            finally:
+                await self._manager.continue_generation(io_struct.ContinueGenerationReqInput())
             return fine, message
 
         fine, message = self._run("load weights", load())
@@ -132,6 +136,7 @@ class Embedded:
         self._end()
 
     def _run(self, what: str, work: Coroutine[Any, Any, Any]) -> Any:
+        assert self._loop is not None
         return self._wait(what, self._thread.submit(self._loop.run_until_complete, work))
 
     def _wait(self, what: str, work: Future[Any]) -> Any:
@@ -148,7 +153,7 @@ class Embedded:
 
     def _stop_waiting(self) -> None:
         """Free the thread of an answer that will not come."""
-        if hasattr(self, "_loop"):
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _started(self) -> list[psutil.Process]:
@@ -157,12 +162,13 @@ class Embedded:
         return [child for child in new if _alive(child) and "resource_tracker" not in " ".join(child.cmdline())]
 
     def _end(self) -> None:
-        left = self._started()
+        started = self._loop is not None  # else what there is of a start that failed
+        left = [p for child in self._children for p in _with_children(child)] if started else self._started()
         for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(left, timeout=10.0)
-        if hasattr(self, "_loop"):
+        if self._loop is not None:
             self._thread.submit(_cancel_all, self._loop).result(timeout=10.0)
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._log.unlink(missing_ok=True)
@@ -196,6 +202,12 @@ def _wire(request: Asked) -> Any:
     return GenerateReqInput(
         rid=request.name, input_ids=request.token_ids, sampling_params=request.sampling, return_logprob=True
     )
+
+
+def _with_children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [process, *process.children(recursive=True)]
+    return []
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -5,7 +5,7 @@ import importlib.metadata
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from models.engines.contract import (
 )
 from models.engines.sglang import proof, wire
 from models.engines.sglang.arguments import prepare_environment
-from models.engines.sglang.backend import Answer, Backend, BackendRefused
+from models.engines.sglang.backend import Answer, Backend, BackendLost, BackendRefused
 from models.engines.sglang.replica import Wanted
 from models.engines.sglang.replicas import Replicas
 from models.folder import FolderConfig, read_config
@@ -91,7 +91,7 @@ class SGLangEngine:
         """
         before = self._serving
         if before is not None and before.digest == digest:
-            self._serving = _Serving(before.folder, before.config, before.shape, version, digest)
+            self._serving = replace(before, version=version)
             return
         weights = self._read(folder, digest, hashed=in_memory)
         shape = (folder / "config.json").read_bytes() + stored_dtype(folder).encode()
@@ -141,7 +141,7 @@ class SGLangEngine:
         try:
             self._serving = before
             self._bring(before, self._read(before.folder, before.digest))
-        except (BackendRefused, WeightsMismatch, OSError) as lost:
+        except (BackendLost, BackendRefused, WeightsMismatch, OSError) as lost:
             log.warning("the engine's earlier weights cannot be had back (%s); it is started afresh", lost)
             self._serving = None
             self._replicas.close()

@@ -8,6 +8,7 @@ that are used in the wrong way, prefixes computed under the old ones, a CUDA gra
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ class Weights:
         """cpu or cuda"""
         return next(iter(self.tensors.values())).device.type
 
+    @cached_property
     def checksums(self) -> dict[str, str]:
         """Parameter, as SGLang fuses them -> checksum, as SGLang computes it on the same kind of device."""
         from sglang.srt.managers.mm_utils import tensor_hash  # ty: ignore[unresolved-import]
@@ -101,8 +103,8 @@ def _place(folder: Path, tensors: dict[str, torch.Tensor], device: str) -> PreTr
     given = {name: tuple(t.shape) for name, t in tensors.items()}
     if config.tie_word_embeddings:
         wanted.pop(HEAD, None)
-        given = {name: shape for name, shape in given.items() if name in without_tied_head(tensors)}
-    if wrong := sorted({*wanted.items()} ^ {*given.items()}):
+        given = {name: given[name] for name in without_tied_head(tensors)}
+    if wrong := sorted(wanted.items() ^ given.items()):
         name = wrong[0][0]
         raise WeightsMismatch(
             f"{folder}: {name} has shape {given.get(name, 'none')} where the model's is {wanted.get(name, 'none')}; "
@@ -140,13 +142,11 @@ def _padded(table: torch.Tensor) -> torch.Tensor:
 
 
 def require_same_parameters(holder: str, theirs: Mapping[str, str], weights: Weights) -> None:
-    """Raises WeightsMismatch, naming the first parameters that differ. Experts' are left out (see FUSED)."""
-    ours = weights.checksums()
-    theirs = {name: value for name, value in theirs.items() if EXPERTS not in name}
-    if HEAD not in ours:
-        theirs.pop(HEAD, None) if theirs.get(HEAD) == theirs.get(EMBEDDING) else None
-    if wrong := sorted(name for name, _ in {*ours.items()} ^ {*theirs.items()}):
-        names = list(dict.fromkeys(wrong))
+    """Raises WeightsMismatch, naming the first parameters that differ. Experts' are left out (see EXPERTS)."""
+    ours = weights.checksums
+    tied = HEAD not in ours and theirs.get(HEAD) == theirs.get(EMBEDDING)
+    told = {name: value for name, value in theirs.items() if EXPERTS not in name and not (tied and name == HEAD)}
+    if names := sorted({name for name, _ in ours.items() ^ told.items()}):
         raise WeightsMismatch(
             f"{holder}: {len(names)} parameters are not those of digest {weights.digest}, first "
             f"{', '.join(names[:3])}; the update did not arrive as a whole"

@@ -20,9 +20,9 @@ def ask(request: Request, params: SamplingParams, context: int, name: str) -> As
         "top_k": params.top_k or -1,
         "max_new_tokens": room,
         "sampling_seed": request.seed % SEEDS,
-        # Without any eos of ours the model's own must not end an answer either.
         **({"stop": list(params.stop)} if params.stop else {}),
-        **({"stop_token_ids": list(params.eos_ids)} if params.eos_ids or params.stop else {"ignore_eos": True}),
+        # Without any eos of ours the model's own must not end an answer either.
+        **({"stop_token_ids": list(params.eos_ids)} if params.eos_ids else {"ignore_eos": True}),
     }
     if params.greedy:
         sampling |= {"top_p": 1.0, "top_k": -1}
