@@ -133,6 +133,8 @@ def test_a_server_that_fails_the_proof_is_never_used(fakes, replicas_of) -> None
 
     replicas = replicas_of(bad, good, prove=prove)
     require_each_its_own(replicas.generate(questions(4)), 4)
+    with pytest.raises(WeightsMismatch, match="not these weights"):  # it is being brought back, behind
+        replicas._replicas[0].revive().result()
     asked = len(bad.asked)
     require_each_its_own(replicas.generate(questions(4)), 4)
     assert refused and len(bad.asked) == asked
