@@ -15,6 +15,7 @@ from data.patience import PATIENCE_S
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+EVERY_ENGINE = ("kind", "batch", "sync")  # settings of engine
 SCORER_NAMES = ("exact", "number", "integer", "math")  # of ops.scorers
 
 
@@ -76,7 +77,7 @@ class SamplingConfig(Section):
 
 
 class EngineConfig(Section):
-    """What generates. All but `kind` is for SGLang, apart from `batch`."""
+    """What generates. What is not in EVERY_ENGINE is for SGLang."""
 
     kind: Literal["transformers", "sglang"] = "transformers"
     batch: Positive = execution(128, description="trajectories decoded together (SGLang: also its largest CUDA graph)")
@@ -112,6 +113,17 @@ class EngineConfig(Section):
         if len(set(urls)) < len(urls):
             raise ValueError(f"{urls}: each server must be named once")
         return urls
+
+    @model_validator(mode="after")
+    def _has_what_is_set(self) -> "EngineConfig":
+        fields = type(self).model_fields.items()
+        unheard = [name for name, f in fields if name not in EVERY_ENGINE and getattr(self, name) != f.default]
+        if self.kind != "sglang" and unheard:
+            raise ValueError(
+                f"engine.{unheard[0]} = {getattr(self, unheard[0])!r} with engine.kind = {self.kind!r}, which has no "
+                "such setting; set engine.kind = 'sglang', or remove it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _given_or_own(self) -> "EngineConfig":

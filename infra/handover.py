@@ -39,11 +39,16 @@ def place() -> Path | None:
 
 
 def offer(folder: Path, digest: str) -> None:
-    """The folder from `place` holds the policy of that digest, whole. The one offered before by this process goes."""
-    for earlier in root().glob(f"{os.getpid()}-*"):
-        if earlier != folder:
-            shutil.rmtree(earlier, ignore_errors=True)
-    folder.rename(root() / f"{os.getpid()}-{digest}")
+    """The folder from `place` holds the policy of that digest, whole.
+
+    Of those offered before by this process the last one stays: an engine that refuses this one goes back to it.
+    """
+    target = root() / f"{os.getpid()}-{digest}"
+    others = set(root().glob(f"{os.getpid()}-*")) - {folder, target}
+    offers = sorted(others - set(root().glob(f"{os.getpid()}-new-*")), key=lambda path: path.stat().st_mtime_ns)
+    for old in others - set(offers[-1:]) | {target}:
+        shutil.rmtree(old, ignore_errors=True)
+    folder.rename(target)
 
 
 def offered(digest: str) -> Path | None:

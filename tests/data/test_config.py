@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from data.config import CorrectionConfig, Section, TrainConfig, later
+from data.config import CorrectionConfig, EngineConfig, Section, TrainConfig, later
 
 
 class Grown(Section):
@@ -56,3 +56,19 @@ def test_a_correction_of_nothing_is_refused() -> None:
         TrainConfig(correction=CorrectionConfig(kind="mask"), old_logp_source="rollout")
     with pytest.raises(ValidationError, match=r"low 2\.0 with high 2\.0: .* set low below high"):
         CorrectionConfig(kind="mask", low=2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"dtype": "bfloat16"}, "engine.dtype = 'bfloat16'"), ({"replicas": 2}, "engine.replicas = 2")],
+)
+def test_a_setting_that_the_engine_does_not_have_is_refused(settings: dict[str, object], named: str) -> None:
+    """It would enter keys, or be believed, and change nothing."""
+    with pytest.raises(ValidationError, match=f"{named} with engine.kind = 'transformers', which has no such setting"):
+        EngineConfig(**settings)
+    assert EngineConfig(kind="sglang", **settings).kind == "sglang"
+
+
+def test_what_every_engine_has_may_be_set_for_each() -> None:
+    for kind in ("transformers", "sglang"):
+        assert EngineConfig(kind=kind, batch=4, sync="tensor").batch == 4

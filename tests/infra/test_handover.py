@@ -1,4 +1,4 @@
-"""Policies in memory: found by digest while their process lives, replaced by the next, gone with the process."""
+"""Policies in memory: found by digest while their process lives, the last two of a process, gone with the process."""
 
 import subprocess
 import sys
@@ -21,12 +21,23 @@ def hand_over(digest: str) -> None:
     handover.offer(folder, digest)
 
 
-def test_the_one_offered_last_is_found(memory):
-    hand_over("aa")
-    hand_over("bb")
+def test_the_one_offered_last_is_found_and_the_one_before_it(memory):
+    """An engine that refuses `cc` goes back to `bb`."""
+    for digest in ("aa", "bb", "cc"):
+        hand_over(digest)
     assert handover.offered("aa") is None
-    found = handover.offered("bb")
-    assert found is not None and (found / "weights").read_text() == "bb"
+    for digest in ("bb", "cc"):
+        found = handover.offered(digest)
+        assert found is not None and (found / "weights").read_text() == digest
+
+
+def test_the_same_policy_is_offered_again_and_what_was_given_up_goes(memory):
+    hand_over("aa")
+    given_up = handover.place()
+    hand_over("bb")
+    hand_over("bb")
+    assert given_up is not None and not given_up.exists()
+    assert handover.offered("aa") and handover.offered("bb")
 
 
 def test_what_is_not_finished_is_not_offered(memory):
