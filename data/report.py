@@ -35,7 +35,7 @@ def report(ledger: Ledger, summary: IterationSummary, budget: Budget | None = No
     """Raises LookupError for an iteration that has generated nothing yet, ManifestError for what is altered."""
     budget = budget or Budget()
     found = read_trajectories(ledger, summary)
-    refused = _gap_refused(summary)
+    refused = summary.gap_refused
     sample = choose(found, budget.tokens, budget.tokens_of_one)
     strips = strips_of(found, sample, budget.tokens_of_one, refused is None)
     words = _spell(strips, vocabulary(ledger, summary.manifests["generate"]))
@@ -61,14 +61,6 @@ def _spell(strips: Mapping[int, Json], vocabulary: Vocabulary) -> dict[int, str]
             spelled = enumerate(vocabulary.spelled(strip["ids"]))
             strip["spelled"] = {str(at): text for at, text in spelled if text != words[strip["ids"][at]]}
     return words
-
-
-def _gap_refused(summary: IterationSummary) -> str | None:
-    """Why the engine's log-probs may not be compared with the trainer's; None if they may."""
-    seen = summary.mismatch
-    if seen is None:
-        return "nothing of it is on record"
-    return None if seen["measured"] else str(seen["reason"])
 
 
 def _number(value: float) -> float | None:

@@ -105,6 +105,14 @@ class IterationSummary:
         found = self.manifests["replay"].facts.get("mismatch") if "replay" in self.manifests else None
         return found if isinstance(found, dict) else None
 
+    @property
+    def gap_refused(self) -> str | None:
+        """Why the engine's log-probs may not be compared with the trainer's; None if they may."""
+        seen = self.mismatch
+        if seen is None:
+            return "nothing of it is on record"
+        return None if seen["measured"] else str(seen["reason"])
+
     def _staleness(self) -> dict[str, float]:
         """How many optimizer steps lie between the policy that sampled and the one that was replayed."""
         if "publish" not in self.manifests or "generate" not in self.manifests:

@@ -190,13 +190,13 @@ def _whole(found: IterationSummary, ledger: Ledger, trajectories: Trajectories, 
     words = vocabulary(ledger, found.manifests["generate"])
     texts = [words.spelled(rollout["token_ids"]) for rollout in taken["rollouts"]]
     each = ({kind: table[i] for kind, table in taken.items()} for i in range(len(rows)))
-    return [_one(found.iteration, tables, spelled) for tables, spelled in zip(each, texts, strict=True)]
+    return [_one(found, tables, spelled) for tables, spelled in zip(each, texts, strict=True)]
 
 
-def _one(iteration: int, tables: Mapping[str, Json], texts: Sequence[str | None]) -> Json:
+def _one(found: IterationSummary, tables: Mapping[str, Json], texts: Sequence[str | None]) -> Json:
     rollout, reward, replay, advantage = (tables.get(kind, {}) for kind in KINDS)
     return {
-        "iteration": iteration,
+        "iteration": found.iteration,
         "trajectory_id": rollout["trajectory_id"],
         "status": rollout["status"],
         "metadata": json.loads(rollout["metadata"]),
@@ -212,6 +212,7 @@ def _one(iteration: int, tables: Mapping[str, Json], texts: Sequence[str | None]
         "loss_mask": advantage.get("loss_mask"),
         "rollout_logprobs": rollout["rollout_logprobs"],
         "old_logprobs": replay.get("old_logprobs"),
+        "gap_refused": found.gap_refused,
         "values": replay.get("values"),
         "token_advantages": advantage.get("token_advantages"),
     }

@@ -86,7 +86,7 @@ def number_of(found: Json, by: By, i: int) -> float | None:
     """What a token is coloured by; None where it is not on record."""
     old, sampled = found["old_logprobs"], found["rollout_logprobs"][i]
     if by is By.GAP:
-        return None if old is None else old[i] - sampled
+        return None if old is None or found["gap_refused"] else old[i] - sampled
     if by is By.MASK:
         return None if found["loss_mask"] is None else float(found["loss_mask"][i]) - 0.5
     column = {By.VALUE: found["values"], By.ADVANTAGE: found["token_advantages"]}.get(by, found["rollout_logprobs"])
@@ -124,6 +124,8 @@ def legend(rows: Sequence[Json], by: By, paint: Paint, count: int) -> Text:
     """What the colours mean."""
     if not rows:
         return Text("none")
+    if by is By.GAP and (reason := rows[0]["gap_refused"]):
+        return Text(plain(f"no gap between engine and trainer: {reason}"))
     top = _largest(rows, by)
     if by is By.MASK:
         ends = [(" in the loss ", tinted(1.0)), (" not in it ", tinted(-1.0))]

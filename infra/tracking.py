@@ -114,7 +114,7 @@ class Tracker:
         self._later(lambda: self._client.set_terminated(self._parent_id, status))
         self._thread.shutdown(wait=True)
         sent = self.sent
-        if sent.sent + sent.left_out > 0 and not self._lost:
+        if sent.left_out > 0 and not self._lost:
             log.info(
                 "MLflow has %s of %s trajectories as traces; `rollbook sync-tracking %s --traces 1` sends all",
                 *(f"{sent.sent:,}", f"{sent.sent + sent.left_out:,}", self._run),

@@ -15,6 +15,7 @@ from data.conversations import Scored
 from data.ledger import Ledger
 from data.manifest import Manifest
 from data.request import Request
+from tests.hand_made import BY_HAND
 
 Row = dict[str, Any]
 CALLS = [
@@ -87,37 +88,19 @@ def _commit(ledger: Ledger, step: str, kind: str, rows: list[Row], schema: pa.Sc
 def _rollout(told: Told) -> Row:
     mask = np.concatenate([np.full(length, role == "assistant") for role, length in told.spans])
     root = told.name.partition("/")[0]
-    return {
+    return BY_HAND | {
         "trajectory_id": told.name,
         "root_id": root,
         "parent_id": root,
-        "depth": 1,
-        "stage": "policy",
-        "purpose": "train",
         "token_ids": np.arange(len(mask)),
         "action_mask": mask,
         "rollout_logprobs": np.where(mask, -0.5, 0.0),
         "turns": _turns(told),
         "messages": json.dumps(told.messages),
-        "media": [],
         "status": told.status,
         "truncation": "length" if told.status == "truncated" else None,
         "error": told.error,
-        "sampling": {
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "max_new_tokens": 8,
-            "seed": 1,
-            "stop": [],
-            "logprob_semantics": "sampled",
-        },
-        "engine": "hand",
-        "engine_version": "1",
-        "tokenizer_digest": "t",
-        "template_digest": "t",
         "metadata": json.dumps({"answer": "4"}),
-        "started_at": None,
         "latency_ms": 100.0,
     }
 

@@ -86,6 +86,13 @@ def test_colours_of_tokens(example: Any) -> None:
     assert tinted(1.0).bgcolor.triplet == (89, 149, 247) and tinted(0.01) == Style() and tinted(float("nan")) == Style()
 
 
+def test_a_gap_of_two_distributions_is_not_shown(example: Any) -> None:
+    """The log-probs are there and differ, but one is of a distribution that top-p had cut."""
+    rows = [{**row, "gap_refused": "top_p 0.8"} for row in example["trajectories"]]
+    assert painter(rows, By.GAP)(rows[0], 2) == Style()
+    assert "no gap between engine and trainer: top_p 0.8" in printed({**example, "trajectories": rows}, By.GAP)
+
+
 def test_a_strip_has_the_colours_where_its_tokens_add_up(example: Any) -> None:
     """What B/1 says is not what its tokens spell: no colour; made to fit, each token has its own."""
     row = example["trajectories"][1]

@@ -1,5 +1,6 @@
 """Trajectories as traces in a real MLflow, by its database; by its server: tests/flows/test_servers.py."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -179,14 +180,16 @@ def test_a_tracker_sends_what_is_missing(
 ) -> None:
     """None of a run that was stopped, or of a damaged table; a share, all, and no less for a smaller share."""
     client.create_experiment(EXPERIMENT, artifact_location=tmp_path.as_uri())
+    caplog.set_level(logging.INFO, "rollbook")
     damaged = replace(tables, rewards=tables.rewards.model_copy(update={"files": ()}))
     assert told(client, tables, 1.0, "KILLED").sent == Sent(0, 0, 0.0)
     assert not caplog.text
     assert told(client, damaged, 1.0).sent == Sent(0, 0, 0.0)
     assert "MLflow traces: ValueError: " in caplog.text and "sync-tracking hand" in caplog.text
     assert told(client, tables, 0.2).sent == Sent(2, 3, 0.2)
-    assert told(client, tables, 1.0).sent == Sent(5, 0, 1.0)
+    assert "MLflow has 2 of 5 trajectories as traces; `rollbook sync-tracking hand --traces 1` sends all" in caplog.text
     caplog.clear()
+    assert told(client, tables, 1.0).sent == Sent(5, 0, 1.0)
     assert told(client, damaged, 0.2).sent == Sent(5, 0, 1.0)  # the tables are not even read
     assert not caplog.text
     experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id

@@ -16,18 +16,15 @@ from models.engines.contract import (
     GREEDY,
     SAMPLED,
     SCALED,
-    Completion,
     NotReady,
     PromptTooLong,
     Request,
-    SamplingParams,
 )
 from models.tokenizer import Tokenizer
 from models.weights import WeightsMismatch, read_tensors, tensors_digest, write_tensors
 from tasks.roles import make_engine
+from tests.models.slow_engine import MANY_EOS, PLAIN, kept, plain_logits, requests, scaled_probs
 
-PLAIN = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=9, eos_ids=(2,))
-MANY_EOS = tuple(range(0, 512, 9))
 SEMANTICS = {"transformers": SAMPLED, "sglang": SCALED}
 BOTH = ["transformers", pytest.param("sglang", marks=pytest.mark.sglang)]
 
@@ -48,38 +45,16 @@ def model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
-def requests(count: int = 40) -> list[Request]:
-    """Prompts of 1 to 24 tokens in no order of length."""
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 512, rng.integers(1, 25)).astype(np.int32) for _ in range(count)]
-    return [Request(f"p@{i}/0", prompt, seed=100 + i) for i, prompt in enumerate(prompts)]
-
-
-def plain_logits(model, request: Request, completion: Completion) -> torch.Tensor:
-    """[new, vocab] float64, by one unpadded pass without a cache over the whole stream."""
-    stream = np.concatenate([request.token_ids, completion.token_ids]).astype(np.int64)
-    with torch.no_grad():
-        logits = model(torch.from_numpy(stream)[None], use_cache=False).logits[0].double()
-    return logits[len(request.token_ids) - 1 : -1]
-
-
-def kept(probs: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """[tokens]: the ids that top_k, and of those top_p, leave: the fewest whose share reaches p."""
-    likeliest = np.argsort(-probs, kind="stable")[: top_k or None]
-    shares = probs[likeliest] / probs[likeliest].sum()
-    return likeliest[: int(np.searchsorted(shares.cumsum(), top_p - 1e-9)) + 1] if top_p < 1.0 else likeliest
-
-
 def assert_logprobs(engine, model, asked, completions, params) -> None:
     """Each log-prob is, of the distribution that the engine names, that of a plain pass; each token one it may draw."""
     for request, completion in zip(asked, completions, strict=True):
         assert completion.trajectory_id == request.trajectory_id
         assert (completion.logprobs.dtype, completion.token_ids.dtype) == (np.float32, np.int32)
         assert (completion.logprobs <= 0).all()
-        scaled = (plain_logits(model, request, completion) / (params.temperature or 1.0)).softmax(-1).numpy()
+        scaled = scaled_probs(model, request, completion, params)
         for probs, token, logprob in zip(scaled, completion.token_ids, completion.logprobs, strict=True):
-            allowed = kept(probs, params.top_k, params.top_p)
-            assert params.greedy or token in allowed
+            allowed = kept(probs, params)
+            assert token in allowed
             whole = params.greedy or engine.logprob_semantics(params) == SCALED
             assert logprob == pytest.approx(np.log(probs[token] / (1.0 if whole else probs[allowed].sum())), abs=1e-4)
 
@@ -91,6 +66,7 @@ def assert_logprobs(engine, model, asked, completions, params) -> None:
         {"temperature": 0.7},
         {"temperature": 1.3, "top_k": 5},
         {"top_p": 0.8},
+        {"temperature": 0.9, "top_k": 40, "top_p": 0.6},
         {"temperature": 0.0},
         {"eos_ids": MANY_EOS, "max_new_tokens": 30},
     ],

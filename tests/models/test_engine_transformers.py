@@ -14,14 +14,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from models.engines.contract import (
     NonFiniteLogits,
     Request,
-    SamplingParams,
 )
 from models.engines.transformers import TransformersEngine
 from models.toy import write_toy
 from models.weights import read_tensors, tensors_digest, write_tensors
-
-PLAIN = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=9, eos_ids=(2,))
-MANY_EOS = tuple(range(0, 512, 9))  # one token in nine ends an answer: rows leave the batch at every step
+from tests.models.slow_engine import MANY_EOS, PLAIN, kept, requests, scaled_probs
 
 
 @pytest.fixture(scope="module")
@@ -49,48 +46,19 @@ def model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
-def requests(count: int = 40, vocab: int = 512, seed: int = 0) -> list[Request]:
-    """Prompts of 1 to 24 tokens in no order of length."""
-    rng = np.random.default_rng(seed)
-    prompts = [rng.integers(0, vocab, rng.integers(1, 25)).astype(np.int32) for _ in range(count)]
-    return [Request(f"p@{i}/0", prompt, seed=100 + i) for i, prompt in enumerate(prompts)]
-
-
-def slow_distributions(model, request, completion, params) -> np.ndarray:
-    """[new, vocab]: what each token was drawn from, by one unpadded pass without a cache over the whole stream."""
-    stream = np.concatenate([request.token_ids, completion.token_ids]).astype(np.int64)
-    with torch.no_grad():
-        logits = model(torch.from_numpy(stream)[None], use_cache=False).logits[0].double()
-    first = len(request.token_ids)
-    return np.stack([_slow_distribution(logits[at - 1], params) for at in range(first, len(stream))])
-
-
-def _slow_distribution(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    probs = (logits / (params.temperature or 1.0)).softmax(0).numpy()
-    if params.greedy:
-        return probs
-    likeliest = np.argsort(-probs, kind="stable")[: params.top_k or None]
-    shares = probs[likeliest] / probs[likeliest].sum()
-    while params.top_p < 1.0 and len(shares) > 1 and shares[:-1].sum() >= params.top_p:
-        likeliest, shares = likeliest[:-1], shares[:-1]
-    return np.where(np.isin(np.arange(len(probs)), likeliest), probs, 0.0) / probs[likeliest].sum()
-
-
-def assert_logprobs(model, asked, completions, params) -> None:
-    """Each log-prob is that of the plain pass, and each token the one its own uniform number points at."""
+def assert_draws(model, asked, completions, params) -> None:
+    """Each token is the one that its own uniform number points at, and has its log-prob in what was sampled from."""
     for request, completion in zip(asked, completions, strict=True):
-        assert completion.trajectory_id == request.trajectory_id
-        assert completion.logprobs.dtype == np.float32
-        assert completion.token_ids.dtype == np.int32
-        assert (completion.logprobs <= 0).all()
-        probs = slow_distributions(model, request, completion, params)
-        steps = np.arange(len(probs))
-        drawn = probs[steps, completion.token_ids]
-        np.testing.assert_allclose(completion.logprobs, np.log(drawn), rtol=0, atol=1e-5)
-        if not params.greedy:
-            uniform = np.random.Generator(np.random.Philox(key=request.seed)).random(len(probs))
-            below = probs.cumsum(-1)[steps, completion.token_ids] - drawn
-            assert ((below - 1e-5 <= uniform) & (uniform <= below + drawn + 1e-5)).all()
+        scaled = scaled_probs(model, request, completion, params)
+        uniform = np.random.Generator(np.random.Philox(key=request.seed)).random(len(scaled))
+        for probs, token, logprob, number in zip(
+            scaled, completion.token_ids, completion.logprobs, uniform, strict=True
+        ):
+            allowed = np.isin(np.arange(len(probs)), kept(probs, params))
+            drawn_from = np.where(allowed, probs, 0.0) / probs[allowed].sum()
+            assert logprob == pytest.approx(np.log(drawn_from[token]), abs=1e-5)
+            below = drawn_from[:token].sum()
+            assert params.greedy or below - 1e-5 <= number <= below + drawn_from[token] + 1e-5
 
 
 @pytest.mark.parametrize(
@@ -110,7 +78,7 @@ def test_each_token_is_the_one_that_its_own_uniform_number_points_at(engine, mod
     params = replace(PLAIN, **changes)
     asked = requests()
     completions = engine.generate(asked, params)
-    assert_logprobs(model, asked, completions, params)
+    assert_draws(model, asked, completions, params)
 
 
 def test_an_eos_on_the_last_allowed_token_is_a_stop(engine):
@@ -180,7 +148,7 @@ def test_other_families(tmp_path, config, family):
     asked = requests(12, vocab=64)
     params = replace(PLAIN, eos_ids=(2, 7, 11), max_new_tokens=40)
     completions = start(tmp_path).generate(asked, params)
-    assert_logprobs(model, asked, completions, params)
+    assert_draws(model, asked, completions, params)
 
 
 def test_a_bad_request_is_refused_before_another_is_generated(engine, monkeypatch):

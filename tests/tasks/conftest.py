@@ -17,6 +17,7 @@ from data.request import Request
 from data.store import Store
 from infra.timed_pool import TimedPool
 from tasks.step import Job
+from tests.hand_made import BY_HAND, SAMPLING
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,10 @@ def rollout(
     turn = {"env_reward": None, "tool_calls": None}
     silent = {"finish_reason": None, "policy_version": None, "policy_digest": None}
     spoken = {"finish_reason": "length" if truncated else "stop", "policy_version": 0, "policy_digest": "p"}
-    return {
+    return BY_HAND | {
         "trajectory_id": f"q{root}@{root}/{branch}",
         "root_id": f"q{root}@{root}",
         "parent_id": f"q{root}@{root}",
-        "depth": 1,
-        "stage": "policy",
-        "purpose": "train",
         "token_ids": [1, 2, 3, *range(10, 10 + len(answer)), 2],
         "action_mask": [False] * asked + [True] * said,
         "rollout_logprobs": [0.0] * asked + [logprob] * said,
@@ -72,27 +70,10 @@ def rollout(
             },
         ],
         "messages": json.dumps([{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]),
-        "media": [],
         "status": "truncated" if truncated else "ok",
         "truncation": "length" if truncated else None,
-        "error": None,
-        "sampling": {
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "max_new_tokens": 8,
-            "seed": 1,
-            "stop": [],
-            "logprob_semantics": "sampled",
-            **sampling,
-        },
-        "engine": "hand",
-        "engine_version": "1",
-        "tokenizer_digest": "t",
-        "template_digest": "t",
+        "sampling": SAMPLING | sampling,
         "metadata": json.dumps({"answer": "good", "prompt_id": f"q{root}"}),
-        "started_at": None,
-        "latency_ms": None,
     }
 
 
