@@ -8,7 +8,7 @@ One that came when runs were already on record is declared with `later(...)`: it
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from data.patience import PATIENCE_S
 
@@ -16,6 +16,8 @@ Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
 EVERY_ENGINE = ("kind", "batch", "sync")  # settings of engine
+ENVIRONMENT_NAMES = ("tools", "textworld", "gym")  # of models.environments.spec
+TOOL_NAMES = ("calculator", "python", "search", "visit")  # likewise
 SCORER_NAMES = ("exact", "number", "integer", "math")  # of ops.scorers
 
 
@@ -133,6 +135,44 @@ class EngineConfig(Section):
                 "addresses; remove one of the two"
             )
         return self
+
+
+class EnvironmentConfig(Section):
+    """The world that answers the policy's turns; without a kind, trajectories have one turn."""
+
+    kind: str | None = Field(None, description="tools, textworld, gym, or path/to/file.py:Class")
+    tools: list[str] = Field(
+        [], description="of kind tools: calculator, python, search, visit, or path/to/file.py:function (or class)"
+    )
+    options: dict[str, JsonValue] = Field(
+        {}, description="keyword arguments of the environment; of kind tools, those of each tool under its name"
+    )
+    max_turns: Positive = Field(8, description="of the policy; then the trajectory is cut off")
+    timeout_s: float = Field(30.0, gt=0.0, description="seconds the environment may take for a turn")
+    in_flight: Positive = execution(512, description="trajectories that are played at a time")
+
+    @model_validator(mode="after")
+    def _known_or_own(self) -> "EnvironmentConfig":
+        if self.kind is None:
+            changed = [name for name, f in type(self).model_fields.items() if getattr(self, name) != f.default]
+            if changed:
+                raise ValueError(
+                    f"{changed[0]} = {getattr(self, changed[0])!r} without a kind; set environment.kind, or remove it"
+                )
+            return self
+        _require_known("kind", self.kind, ENVIRONMENT_NAMES)
+        for tool in self.tools:
+            _require_known("tools", tool, TOOL_NAMES)
+        if (self.kind == "tools") != bool(self.tools):
+            raise ValueError(
+                f"kind = {self.kind!r} with tools = {self.tools}: kind 'tools' needs one or more, the others have none"
+            )
+        return self
+
+
+def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
+    if ":" not in value and value not in known:
+        raise ValueError(f"{name}: {value!r} is none of {', '.join(known)}, and not of the form path/to/file.py:name")
 
 
 class RewardConfig(Section):

@@ -16,6 +16,7 @@ from data.config import (
     CheckpointConfig,
     CriticConfig,
     EngineConfig,
+    EnvironmentConfig,
     EvaluateConfig,
     LayoutConfig,
     ModelConfig,
@@ -47,6 +48,7 @@ class RunConfig(Section):
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     replay: ReplayConfig = ReplayConfig()
     advantage: AdvantageConfig = AdvantageConfig()

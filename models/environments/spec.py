@@ -1,0 +1,64 @@
+"""Which environment a config names, small and picklable; made of it in the process that generates."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from pydantic import JsonValue
+
+from data.user_code import UserCode
+from models.environments.contract import Environment
+
+# Modules are named, not imported: each loads what it needs when it is asked for.
+ENVIRONMENTS = {
+    "textworld": "models.environments.textworld:TextWorldEnvironment",
+    "gym": "models.environments.gym:GymEnvironment",
+}
+TOOLS = {
+    "calculator": "models.tools.calculator:calculator",
+    "python": "models.tools.sandbox:Python",
+    "search": "models.tools.search:Search",
+    "visit": "models.tools.visit:Visit",
+}
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """kind: "tools", a name of ENVIRONMENTS, or a user's class. tools: names of TOOLS or a user's functions and classes.
+
+    options: keyword arguments of the class; of "tools" those of each tool, by its name.
+    """
+
+    kind: str | UserCode
+    tools: tuple[str | UserCode, ...] = ()
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @cached_property
+    def make(self) -> Callable[[], Environment]:
+        """Makes the environment of one trajectory."""
+        if self.kind == "tools":
+            from models.environments.tools import ToolEnvironment, make_tool
+
+            tools = [make_tool(found(tool, TOOLS), self._options_of(tool)) for tool in self.tools]
+            return partial(ToolEnvironment, tools)
+        return partial(found(self.kind, ENVIRONMENTS), **self.options)
+
+    def _options_of(self, tool: str | UserCode) -> Mapping[str, JsonValue]:
+        options = self.options.get(tool.name if isinstance(tool, UserCode) else tool, {})
+        return options if isinstance(options, Mapping) else {}
+
+    @property
+    def code(self) -> dict[str, UserCode]:
+        """What of it is a user's, by the name that a step's key has for it."""
+        units = {f"tool {tool.name}": tool for tool in self.tools if isinstance(tool, UserCode)}
+        return units | ({"environment": self.kind} if isinstance(self.kind, UserCode) else {})
+
+
+def found(named: str | UserCode, built_in: Mapping[str, str]) -> Any:
+    """The class or function of a name. Raises UserCodeError for a user's file that cannot be run."""
+    if isinstance(named, UserCode):
+        return named.function
+    module, _, name = built_in[named].partition(":")
+    return getattr(importlib.import_module(module), name)
