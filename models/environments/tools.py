@@ -3,9 +3,7 @@
 import contextlib
 import inspect
 import json
-import logging
 import math
-import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ ERROR_LIMIT = 2_000  # characters of an error that the policy is told
 RESULT_LIMIT = 100_000  # of any answer
 EXACT = 2**53  # integral floats below are printed as integers
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-log = logging.getLogger("rollbook")
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,8 @@ def _of_function(function: types.FunctionType, options: Mapping[str, Any]) -> To
     if unknown:
         raise ValueError(f"tool {name}: it has no option {unknown[0]}; it takes {', '.join(parameters)}")
     accept = _accept(name, function, set(options))
-    return Tool(name, _schema(name, function.__doc__, accept), False, lambda: partial(function, **options), accept.take)
+    schema, shared = _schema(name, function.__doc__, accept), partial(function, **options)
+    return Tool(name, schema, False, lambda: shared, accept.validate_python)
 
 
 def _of_class(cls: type, call: types.FunctionType, options: Mapping[str, Any]) -> Tool:
@@ -70,33 +67,25 @@ def _of_class(cls: type, call: types.FunctionType, options: Mapping[str, Any]) -
         inspect.signature(cls).bind(**options)
     except TypeError as error:
         raise ValueError(f"tool {name}: options {dict(options)} do not fit {inspect.signature(cls)}: {error}") from None
-    self, *_ = inspect.signature(call).parameters
-    accept = _accept(name, call, {self})
+    receiver, *_ = inspect.signature(call).parameters
+    accept = _accept(name, call, {receiver})
     schema = _schema(name, call.__doc__ or cls.__doc__, accept)
     if not getattr(cls, "shared", False):
-        return Tool(name, schema, True, partial(cls, **options), accept.take)
+        return Tool(name, schema, True, partial(cls, **options), accept.validate_python)
     instance = cls(**options)
-    return Tool(name, schema, False, lambda: instance, accept.take)
+    return Tool(name, schema, False, lambda: instance, accept.validate_python)
 
 
-@dataclass(frozen=True)
-class _Arguments:
-    """What a tool's arguments are."""
-
-    adapter: TypeAdapter[dict[str, Any]]
-
-    def take(self, arguments: Any) -> dict[str, Any]:
-        return self.adapter.validate_python(arguments)
-
-
-def _accept(name: str, function: types.FunctionType, hidden: set[str]) -> _Arguments:
-    """Of a function, without the hidden parameters. Its annotations may be strings."""
+def _accept(name: str, function: types.FunctionType, hidden: set[str]) -> TypeAdapter[dict[str, Any]]:
+    """What checks a function's arguments, without the hidden parameters. Annotations may be strings."""
     shown = [p for p in inspect.signature(function).parameters.values() if p.name not in hidden]
     for parameter in shown:
         if parameter.kind not in NAMED:
             raise ValueError(f"tool {name}: {parameter} cannot be passed by name; give each argument a name")
         if parameter.annotation is parameter.empty:
-            raise ValueError(f"tool {name}: {parameter.name} has no annotation; the model is told it ({parameter.name}: str)")
+            raise ValueError(
+                f"tool {name}: {parameter.name} has no annotation; the model is told it ({parameter.name}: str)"
+            )
 
     def taken(**arguments: Any) -> dict[str, Any]:
         return arguments
@@ -104,13 +93,13 @@ def _accept(name: str, function: types.FunctionType, hidden: set[str]) -> _Argum
     hints = inspect.get_annotations(function, eval_str=True)
     taken.__annotations__ = {p.name: hints[p.name] for p in shown}
     taken.__signature__ = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in shown])  # type: ignore[attr-defined]
-    return _Arguments(TypeAdapter(taken))
+    return TypeAdapter(taken)
 
 
-def _schema(name: str, docstring: str | None, arguments: _Arguments) -> dict[str, JsonValue]:
+def _schema(name: str, docstring: str | None, arguments: TypeAdapter[dict[str, Any]]) -> dict[str, JsonValue]:
     if not docstring:
         raise ValueError(f"tool {name}: it has no docstring; that is what the model reads of it")
-    parameters = arguments.adapter.json_schema()
+    parameters = arguments.json_schema()
     for parameter in parameters["properties"].values():
         parameter.pop("title", None)
     function = {"name": name, "description": inspect.cleandoc(docstring), "parameters": parameters}
@@ -133,7 +122,7 @@ class ToolEnvironment(Environment):
         self.resumable = not any(tool.stateful for tool in tools)
         self._tools = {tool.name: tool for tool in tools}
         self._callables: dict[str, Callable[..., object]] = {}
-        self._closing = threading.Lock()
+        self._open = contextlib.ExitStack()
 
     @property
     def tools(self) -> Sequence[Mapping[str, JsonValue]]:
@@ -142,7 +131,9 @@ class ToolEnvironment(Environment):
     def reset(self, episode: Episode) -> Sequence[Message]:
         """The prompt. Makes the trajectory's own tools: one that cannot be made fails the trajectory."""
         for name, tool in self._tools.items():
-            self._callables[name] = tool.make()
+            made = self._callables[name] = tool.make()
+            if tool.stateful and hasattr(made, "close"):
+                self._open.callback(made.close)
         return episode.messages
 
     def step(self, said: str) -> Reply:
@@ -153,18 +144,8 @@ class ToolEnvironment(Environment):
         return Reply(({"role": "tool", "name": call.name, "content": content},), tool_calls=(call,))
 
     def close(self) -> None:
-        """Closes each of the trajectory's own tools, once; errors of theirs are logged."""
-        with self._closing:
-            callables, self._callables = self._callables, {}
-        for name, made in callables.items():
-            if self._tools[name].stateful and hasattr(made, "close"):
-                self._close(name, made.close)
-
-    def _close(self, name: str, close: Callable[[], None]) -> None:
-        try:
-            close()
-        except Exception as error:  # the trajectory is over, and the other tools have to be closed
-            log.warning("tool %s: close raised %s: %s", name, type(error).__name__, error)
+        """Closes each of the trajectory's own tools, once, whatever another one raises; the last error is raised."""
+        self._open.close()
 
     def _answer(self, call: ToolCall) -> str:
         tool = self._tools.get(call.name)

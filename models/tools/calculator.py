@@ -30,8 +30,8 @@ def calculator(expression: str) -> int | float:
         return _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, MemoryError, RecursionError):
         raise ValueError(f"{expression[:100]!r} is no arithmetic expression") from None
-    except (ArithmeticError, OverflowError) as error:
-        raise ValueError(f"{expression[:100]!r}: {error}") from None
+    except ArithmeticError as error:
+        raise ValueError(f"{expression[:100]!r}: {error.args[-1]}") from None
 
 
 def _value(node: ast.expr) -> Number:
@@ -47,7 +47,8 @@ def _value(node: ast.expr) -> Number:
 
 
 def _binary(op: type[ast.operator], left: Number, right: Number) -> Number:
-    if op is ast.Pow and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > BITS:
+    whole = isinstance(left, int) and isinstance(right, int)
+    if op is ast.Pow and whole and abs(left) > 1 and (left.bit_length() - 1) * right > BITS:
         raise ValueError(f"the power is too large: more than {BITS} bits")
     return _bounded(BINARY[op](left, right))
 

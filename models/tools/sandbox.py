@@ -81,7 +81,10 @@ class Python:
         self._changing = threading.Lock()
 
     def __call__(self, code: str) -> str:
-        """Run Python code. Variables stay until the next call. Answers with what it prints and the value of a last expression."""
+        """Run Python code; variables stay for the next call.
+
+        Answers with what it prints and the value of a last expression.
+        """
         if len(code.encode()) > CODE:
             raise ValueError(f"the code has {len(code.encode())} bytes; at most {CODE} are allowed")
         session = self._running()

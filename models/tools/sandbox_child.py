@@ -1,12 +1,14 @@
-"""The other side of `sandbox.py`: an interpreter behind namespaces and limits. A program of its own, standard library only.
+"""The other side of `sandbox.py`: an interpreter behind namespaces and limits.
 
-Two processes. The guard sets things up, and ends everything when the interpreter, its parent or the order to do so
-ends it; the interpreter runs the model's code and is PID 1 of its namespace, so that nothing outlives it.
+A program of its own, of the standard library alone. Two processes. The guard sets things up, and ends everything
+when the interpreter, its parent or an order ends it. The interpreter runs the model's code and is PID 1 of its
+namespace, so that nothing outlives it.
 """
 
 import ast
 import contextlib
 import ctypes
+import io
 import json
 import linecache
 import os
@@ -202,16 +204,20 @@ def _serve(control: int, output: int, isolated: bool) -> None:
     while (code := _received(control)) is not None:
         os.dup2(output, 1)
         os.dup2(output, 2)
-        sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
+        printed = sys.stdout = _writer(1, -1)
+        sys.stderr = _writer(2, 1)
         _run(code, main.__dict__)
         with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
+            printed.flush()
         if os.getpid() != own:  # a process that the code forked
             os._exit(0)
         if isolated and own == 1:
             _end_others()
         os.write(control, DONE)
+
+
+def _writer(descriptor: int, buffering: int) -> io.TextIOWrapper:
+    return open(descriptor, "w", buffering, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _received(control: int) -> str | None:

@@ -89,9 +89,7 @@ class Visit:
     async def _resolved(self, url: httpx.URL) -> str:
         host = url.raw_host.decode("ascii").strip("[]")
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, url.port or url.scheme, type=socket.SOCK_STREAM
-            )
+            found = await asyncio.get_running_loop().getaddrinfo(host, url.port or url.scheme, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise VisitRefused(f"there is no host {host!r}") from None
         addresses = [str(address[0]) for *_, address in found]
