@@ -20,12 +20,14 @@ from models.tools.excerpt import excerpt
 CHILD = Path(__file__).with_name("sandbox_child.py")
 REFUSED = 3  # its exit status where the kernel does not let it be isolated
 SHOWN = 4_000  # characters that the model sees of what a call printed
-PRINTED = 10 << 20  # bytes after which a call is ended
+PRINTED = 4 << 20  # bytes after which a call is ended
 CODE = 100_000  # bytes that a call may have
 START_S = 60.0
 END_S = 5.0
 FOLDER = "/tmp/work"  # the working folder of isolated code, on a file system of its own
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+
+_TRYING = threading.Lock()
 
 
 class SandboxRefused(RuntimeError):
@@ -73,7 +75,8 @@ class Python:
     ) -> None:
         """Raises SandboxRefused if it cannot be isolated here."""
         if isolated:
-            _require_isolation()
+            with _TRYING:
+                _require_isolation()
         self._limits = Limits(memory_mb, cpu_s, processes, disk_mb)
         self._timeout_s, self._isolated = timeout_s, isolated
         self._session: Session | None = None
@@ -164,8 +167,8 @@ class Session:
         end = time.monotonic() + timeout_s
         data = code.encode()
         with self._calling:
-            self._control.settimeout(timeout_s)
             try:
+                self._control.settimeout(timeout_s)
                 self._control.sendall(len(data).to_bytes(4) + data)
             except OSError:
                 raise SessionLost(self._reason(), "") from None
@@ -222,6 +225,7 @@ def _excess(printed: int, end: float) -> str | None:
 
 @functools.cache
 def _require_isolation() -> None:
+    """Once a process."""
     Session(Limits(1024, 60, 16, 1), True).end()
 
 

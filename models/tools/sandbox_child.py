@@ -24,6 +24,7 @@ from typing import Any
 
 NOBODY = 65534
 REFUSED = 3  # exit status: the kernel does not let it be isolated
+FILES = 4096  # in the working folder
 NAME = "<python>"  # of the model's code in tracebacks
 READY = DONE = b"."
 
@@ -93,7 +94,13 @@ def _interpret(given: dict[str, Any]) -> None:
             os.makedirs(given["folder"], exist_ok=True)
             _mount_read_only()
             _show_own_processes()
-            _mount("tmpfs", given["folder"], "tmpfs", NOSUID | NODEV, f"size={given['disk_mb']}m,mode=1777")
+            _mount(
+                "tmpfs",
+                given["folder"],
+                "tmpfs",
+                NOSUID | NODEV,
+                f"size={given['disk_mb']}m,nr_inodes={FILES},mode=1777",
+            )
             _give_up_rights()
         _checked(LIBC.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
         _checked(LIBC.prctl(DEATH_SIGNAL, signal.SIGKILL))
@@ -189,6 +196,8 @@ def _limit(given: dict[str, Any]) -> None:
     }
     if given["isolated"]:  # elsewhere the user's other processes would count
         limits[resource.RLIMIT_NPROC] = given["processes"]
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # when memory runs out, this goes first, not the trainer
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

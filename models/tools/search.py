@@ -59,9 +59,7 @@ class Search:
 
 def _find(backend: str, index: str | None, timeout_s: float, base_url: str | None) -> Find:
     if (backend == "bm25") != (index is not None):
-        raise ValueError(
-            f"search: backend = {backend!r} with index = {index!r}; bm25 needs an index, the others have none"
-        )
+        raise ValueError(f"search: backend = {backend!r} with index = {index!r}; bm25 needs an index, no other has one")
     if backend == "bm25":
         return Index.read(Path(str(index))).find
     if backend not in SERVICES:

@@ -3,14 +3,18 @@
 import asyncio
 import ipaddress
 import socket
+import subprocess
+import sys
+import time
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
-import trafilatura
 
 from models.tools.excerpt import excerpt
 
+READER = Path(__file__).with_name("page_text.py")
 SHOWN = 90_000  # characters of a page that the model sees
 READ = 2_000_000  # bytes of a page that are read
 REDIRECTS = 5
@@ -39,14 +43,17 @@ class Visit:
     shared = True
 
     def __init__(self, timeout_s: float = 20.0, allow_private: bool = False) -> None:
-        """timeout_s: of a visit, with all redirects."""
+        """timeout_s: of a visit, with all redirects and the reading."""
         self._timeout_s, self._allow_private = timeout_s, allow_private
 
     def __call__(self, url: str) -> str:
         """Read a web page. Answers with its text."""
+        end = time.monotonic() + self._timeout_s
         page = asyncio.run(self._fetch(url))
-        cut = "" if page.whole else f"\n[only the first {READ} bytes of the page were read]"
-        return excerpt(_readable(page), SHOWN) + cut
+        text = _decoded(page)
+        if page.kind == "text/html":
+            text = _text_of(text, max(end - time.monotonic(), 0.0))
+        return excerpt(text, SHOWN) + ("" if page.whole else f"\n[only the first {READ} bytes of the page were read]")
 
     async def _fetch(self, url: str) -> Page:
         # Without the environment's proxies: they would resolve the name again.
@@ -133,11 +140,24 @@ def _unpacked(data: bytes, encoding: str) -> bytes:
         raise VisitRefused("the page is damaged") from None
 
 
-def _readable(page: Page) -> str:
+def _decoded(page: Page) -> str:
     try:
-        text = page.data.decode(page.charset, "replace")
+        return page.data.decode(page.charset, "replace")
     except (LookupError, UnicodeError):
-        text = page.data.decode("utf-8", "replace")
-    if page.kind != "text/html":
-        return text
-    return trafilatura.extract(text, include_comments=False) or trafilatura.html2txt(text)
+        return page.data.decode("utf-8", "replace")
+
+
+def _text_of(html: str, timeout_s: float) -> str:
+    try:
+        read = subprocess.run(
+            [sys.executable, "-I", str(READER)],
+            input=html.encode("utf-8", "replace"),
+            capture_output=True,
+            env={"LANG": "C.UTF-8"},
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise VisitRefused("the page takes too long to read") from None
+    if read.returncode != 0:
+        raise VisitRefused("the page cannot be read as HTML")
+    return read.stdout.decode()

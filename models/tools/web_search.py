@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 from pydantic import BaseModel, ValidationError
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from models.tools.hits import Hit, SearchFailed
 
@@ -72,7 +72,7 @@ class WebSearch:
         """Raises SearchFailed."""
         tries = AsyncRetrying(
             stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_exponential_jitter(0.25, 2.0, jitter=0.25),
+            wait=wait_random_exponential(0.25, 2.0),
             retry=retry_if_exception_type(_TryAgain),
             reraise=True,
         )
