@@ -5,6 +5,7 @@ that read its section) unless it is declared with `execution(...)` (batch shapes
 One that came when runs were already on record is declared with `later(...)`: it enters once it is not the default.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -173,6 +174,16 @@ class EnvironmentConfig(Section):
 def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
     if ":" not in value and value not in known:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(known)}, and not of the form path/to/file.py:name")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What rollouts are made from."""
+
+    prompts: PromptsConfig
+    sampling: SamplingConfig
+    engine: EngineConfig
+    environment: EnvironmentConfig
 
 
 class RewardConfig(Section):
