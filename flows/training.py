@@ -88,7 +88,7 @@ def begin(config: RunConfig, run: Run) -> Head:
         return head_of(run.ledger, run.start.iteration)
     require_layout(config.model.path, config.layout)
     imported = import_model(run, config.model.path)
-    base = warm_start(run, imported, config.prompts, config.warm_start, config.train)
+    base = warm_start(run, imported, config.generation, config.warm_start, config.train)
     return Head(base, policy=base, state=base)
 
 

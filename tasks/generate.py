@@ -15,7 +15,7 @@ from data.columns import ROLLOUTS
 from data.config import EnvironmentConfig, Generation, PromptsConfig, SamplingConfig
 from data.ids import child, root_id
 from data.manifest import Manifest
-from data.prompts import Prompt, PromptSource, load_source
+from data.prompts import DEMONSTRATION, Prompt, PromptSource, load_source
 from data.seeds import derive
 from data.user_code import load
 from infra import handover
@@ -68,7 +68,7 @@ def played_in(config: EnvironmentConfig) -> Played | None:
     if config.kind is None:
         return None
     kind, *tools = (load(name) if ":" in name else name for name in (config.kind, *config.tools))
-    return Played(EnvironmentSpec(kind, tuple(tools), config.options), config)
+    return Played(EnvironmentSpec(kind, tuple(tools), config.options, config.announce), config)
 
 
 @unless_given(STEP)
@@ -118,7 +118,7 @@ def _generate(
     draw: Draw,
     prompts: PromptsConfig,
     sampling: SamplingConfig,
-    environment: Played | None,
+    played: Played | None,
     order_seed: int,
     handed_over: bool,
 ) -> Manifest:
@@ -133,7 +133,7 @@ def _generate(
     engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
     sync_s = time.perf_counter() - clock
     source = source_of(prompts)
-    trajectories = _episodes(_roots(source, draw, order_seed), draw.samples, job.seed)
+    trajectories = _trajectories(_roots(source, draw, order_seed), draw.samples, job.seed)
     params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -143,7 +143,7 @@ def _generate(
         stop=tuple(sampling.stop),
     )
     started, clock = datetime.now(UTC), time.perf_counter()
-    _play(engine, tokenizer, params, environment, trajectories)
+    play(engine, tokenizer, params, played, trajectories)
     seconds = time.perf_counter() - clock
     producer = Producer(engine.name, engine.version, engine.logprob_semantics(params), tokenizer, sampling)
     rows = [row(trajectory, draw.purpose, producer, started) for trajectory in trajectories]
@@ -161,20 +161,20 @@ def _generate(
     )
 
 
-def _play(
+def play(
     engine: RolloutEngine,
     tokenizer: "Tokenizer",
     params: SamplingParams,
-    environment: Played | None,
+    played: Played | None,
     trajectories: list[Trajectory],
 ) -> None:
     """Raises EnvironmentsFailed if not one trajectory could be played."""
-    if environment is None:
+    if played is None:
         return Play(engine, tokenizer, params, Unanswered(), Rules()).run(trajectories)
     if tokenizer.rewrites_history:
         log.warning("the chat template shows earlier turns otherwise than they were sampled; streams keep what was")
-    worlds = Environments(environment.spec, environment.config.timeout_s)
-    rules = Rules(environment.config.max_turns, environment.config.in_flight)
+    worlds = Environments(played.spec, played.config.timeout_s)
+    rules = Rules(played.config.max_turns, played.config.in_flight)
     Play(engine, tokenizer, params, worlds, rules).run(trajectories)
     if all(trajectory.status == "failed" for trajectory in trajectories):
         raise EnvironmentsFailed(
@@ -203,11 +203,13 @@ def _roots(source: PromptSource, draw: Draw, seed: int) -> list[tuple[str, Promp
     return [(root_id(prompt.prompt_id, draw.cursor + i), prompt) for i, prompt in enumerate(taken)]
 
 
-def _episodes(roots: list[tuple[str, Prompt]], samples: int, seed: int) -> list[Trajectory]:
+def _trajectories(roots: list[tuple[str, Prompt]], samples: int, seed: int) -> list[Trajectory]:
     """`samples` siblings of each root."""
-    episodes = []
-    for root, prompt in roots:
-        messages, metadata = tuple(prompt.messages), {**prompt.metadata, "prompt_id": prompt.prompt_id}
-        names = [child(root, branch) for branch in range(samples)]
-        episodes += [Trajectory(Episode(name, messages, metadata, derive(seed, name))) for name in names]
-    return episodes
+    pairs = [(child(root, branch), prompt) for root, prompt in roots for branch in range(samples)]
+    return [Trajectory(episode_of(name, prompt, derive(seed, name))) for name, prompt in pairs]
+
+
+def episode_of(name: str, prompt: Prompt, seed: int) -> Episode:
+    """What a trajectory starts from; its metadata is all that scorers and environments learn of the prompt."""
+    metadata = {key: value for key, value in prompt.metadata.items() if key != DEMONSTRATION}
+    return Episode(name, tuple(prompt.messages), metadata | {"prompt_id": prompt.prompt_id}, seed)

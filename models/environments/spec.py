@@ -28,12 +28,14 @@ TOOLS = {
 class EnvironmentSpec:
     """kind: "tools", a name of ENVIRONMENTS, or a user's class. tools: names of TOOLS, a user's functions or classes.
 
-    options: keyword arguments of the class; of "tools" those of each tool, by its name.
+    options: keyword arguments of the class; of "tools" those of each tool, by its name. announce: whether the policy
+    is shown the tools' schemas.
     """
 
     kind: str | UserCode
     tools: tuple[str | UserCode, ...] = ()
     options: Mapping[str, JsonValue] = field(default_factory=dict)
+    announce: bool = True
 
     @cached_property
     def make(self) -> Callable[[], Environment]:
@@ -60,7 +62,7 @@ class EnvironmentSpec:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"kind": self.kind, "tools": self.tools, "options": self.options}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def _options_of(self, tool: str | UserCode) -> Mapping[str, JsonValue]:
         options = self.options.get(tool.name if isinstance(tool, UserCode) else tool, {})

@@ -131,7 +131,10 @@ class Environments:
 
     def reset(self, episodes: Sequence[Episode]) -> list[Opening | Fault]:
         self._open |= {episode.trajectory_id: self._made() for episode in episodes}
-        return self._each([partial(self._open[episode.trajectory_id].reset, episode) for episode in episodes])
+        outcomes = self._each([partial(self._open[episode.trajectory_id].reset, episode) for episode in episodes])
+        if self._spec.announce:
+            return outcomes
+        return [Opening(o.messages, ()) if isinstance(o, Opening) else o for o in outcomes]
 
     def step(self, said: Sequence[tuple[str, str]]) -> list[Reply | Fault]:
         return self._each([partial(self._open[trajectory].step, text) for trajectory, text in said])
