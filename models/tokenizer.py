@@ -50,6 +50,7 @@ class Tokenizer:
         self.eos_ids = _eos_ids(folder, self._tokenizer.eos_token_id)
         self.digest = _digest(folder, self.eos_ids)
         self.template_digest = hashlib.sha256(_template(folder, self._tokenizer).encode()).hexdigest()
+        self._shown: dict[str, bool] = {}  # by role: whether the template has its messages after an answer
         control = [t.content for t in self._tokenizer.added_tokens_decoder.values() if t.special]
         alternatives = "|".join(re.escape(token) for token in control)
         # The first character of a control token's text; the look-ahead also finds overlapping ones.
@@ -76,6 +77,8 @@ class Tokenizer:
         messages: the conversation that the assistant answered, without its answer. Raises ValueError for replies that
         the template refuses.
         """
+        for role in {str(reply.get("role")) for reply in replies}:
+            self._require_shown(role)
         mark, answer = _unused(messages, replies, tools)
         text = self._render([*messages, {"role": "assistant", "content": answer}, *replies], tools, mark)
         _, found, rest = text.rpartition(answer)
@@ -83,6 +86,16 @@ class Tokenizer:
             raise ValueError("the chat template leaves out what the assistant said before the replies; use another one")
         ids = self._encode(rest, mark)
         return ids[1:] if last in self.eos_ids and ids[:1] == [last] else ids
+
+    def _require_shown(self, role: str) -> None:
+        if role not in self._shown:
+            probe, _ = _unused()
+            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            self._shown[role] = probe in self._render([*turns, {"role": role, "content": probe}], (), "")
+        if not self._shown[role]:
+            raise ValueError(
+                f"the chat template shows nothing of messages of the role {role!r}; let it answer as 'user'"
+            )
 
     @cached_property
     def rewrites_history(self) -> bool:
