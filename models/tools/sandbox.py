@@ -131,10 +131,11 @@ class Session:
         self._output, output = os.pipe()
         os.set_blocking(self._output, False)
         self._calling = threading.Lock()
-        given = asdict(limits) | {"parent": os.getpid(), "control": control.fileno(), "output": output}
+        given = asdict(limits) | {"folder": folder, "isolated": isolated, "home": os.path.expanduser("~")}
+        given |= {"parent": os.getpid(), "control": control.fileno(), "output": output}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(CHILD), json.dumps(given | {"folder": folder, "isolated": isolated})],
+                [sys.executable, "-I", "-B", str(CHILD), json.dumps(given)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -231,7 +232,7 @@ def _require_isolation() -> None:
 
 def _refusal(reason: str) -> str:
     return (
-        f"the model's code cannot be isolated on this machine ({reason}): user namespaces are off. Allow them (in a "
+        f"the model's code cannot be isolated on this machine ({reason}). Allow user namespaces (in a "
         "container: --cap-add SYS_ADMIN; on Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0), or set "
         "environment.options.python.isolated = false: the code then has the network and all that this user has"
     )

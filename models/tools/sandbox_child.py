@@ -90,7 +90,7 @@ def _interpret(given: dict[str, Any]) -> None:
     isolated = given["isolated"]
     try:
         if isolated:
-            _hide()
+            _hide(given["home"])
             os.makedirs(given["folder"], exist_ok=True)
             _mount_read_only()
             _show_own_processes()
@@ -128,17 +128,25 @@ def _enter_user_namespace() -> None:
             file.write(text)
 
 
-def _hide() -> None:
+def _hide(home: str) -> None:
     """Empties the folders that may hold what is not the model's: secrets, sockets of other programs, devices."""
     _mount(None, "/", None, RECURSIVE | PRIVATE)
     kept = {path: os.open(path, os.O_PATH) for path in KEPT if os.path.exists(path)}
-    folders = {os.path.realpath(path) for path in (*HIDDEN, os.path.expanduser("~")) if os.path.isdir(path)}
-    for folder in folders - {"/"}:
+    folders = _outermost({os.path.realpath(path) for path in (*HIDDEN, home) if os.path.isdir(path)} - {"/"})
+    for folder in folders:
         _mount("tmpfs", folder, "tmpfs", NOSUID | NODEV, "mode=0755")
     for path, descriptor in kept.items():
-        if any(os.path.realpath(path).startswith(folder + "/") or path.startswith(folder + "/") for folder in folders):
+        if any(_beneath(path, folder) or _beneath(os.path.realpath(path), folder) for folder in folders):
             _put_back(path, descriptor)
         os.close(descriptor)
+
+
+def _outermost(folders: set[str]) -> list[str]:
+    return [folder for folder in folders if not any(_beneath(folder, other) for other in folders)]
+
+
+def _beneath(path: str, folder: str) -> bool:
+    return path.startswith(folder + "/")
 
 
 def _show_own_processes() -> None:
