@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from data.config import CorrectionConfig, EngineConfig, Section, TrainConfig, later
+from data.config import CorrectionConfig, EngineConfig, TrainConfig
+from data.sections import Section, later
 
 
 class Grown(Section):
