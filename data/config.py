@@ -173,9 +173,17 @@ class RewardConfig(Section):
     per_turn: bool = later(False, description="of environment: at each turn's last token what that turn was given")
     judge: JudgeConfig = later(JudgeConfig(), description="of judge, instead of timeout_s and attempts")
 
+    @field_validator("scorer")
+    @classmethod
+    def _known_or_own(cls, scorer: str) -> str:
+        if ":" not in scorer and scorer not in SCORER_NAMES:
+            raise ValueError(
+                f"{scorer!r} is no scorer; use one of {', '.join(SCORER_NAMES)}, or path/to/file.py:function"
+            )
+        return scorer
+
     @model_validator(mode="after")
-    def _known_or_own(self) -> "RewardConfig":
-        _require_known("scorer", self.scorer, SCORER_NAMES)
+    def _has_what_it_reads(self) -> "RewardConfig":
         if self.per_turn and self.scorer != "environment":
             raise ValueError(
                 f"per_turn = true with scorer = {self.scorer!r}: only the environment rewards turns; set scorer = "

@@ -114,7 +114,8 @@ def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
     rewards = score(run, k, rollouts, c.reward, c.sampling)
     replays = replay(run, k, rollouts, head.state, c.replay_temperature, c.train, c.critic)
     advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
-    state = train_on(run, k, head.state, rollouts, replays, advantages, c.replay_temperature, c.train, c.critic)
+    unit = c.advantage.step_unit
+    state = train_on(run, k, head.state, rollouts, replays, advantages, c.replay_temperature, c.train, c.critic, unit)
     policy = publish(run, k, state, head.base, c.train, c.critic)
     return Head(head.base, policy, state)
 
