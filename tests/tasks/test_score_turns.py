@@ -12,14 +12,18 @@ import pytest
 
 from data.columns import REPLAYS, ROLLOUTS
 from data.config import AdvantageConfig, JudgeConfig, RewardConfig
+from data.digest import json_digest
 from data.manifest import Manifest
 from data.tables import read_table
 from data.user_code import load
-from ops.verdicts import ask
+from flows.config import load as load_config
+from infra.home import Home
+from ops.verdicts import PROMPT, ask
 from tasks.advantages import _advantages
 from tasks.outcomes import identity, outcomes_of, responses
-from tasks.score import Attempts, _score
+from tasks.score import Attempts, _score, score
 from tests.judges import JudgeServer, judge_server
+from tests.recorder import SORT, record_run
 from tests.tasks.conftest import rollout
 
 NAN = math.nan
@@ -214,3 +218,14 @@ def test_a_judge_in_the_scorer_processes(bench: Any, pool: Any) -> None:
     assert manifest.metrics["reward/failed"] == 2
     elsewhere = judged(server, url="http://elsewhere:8000/v1")
     assert identity(elsewhere, None) == found[0]["scorer_digest"] != identity(judged(server, model="other"), None)
+
+
+def test_what_a_judge_is_asked_is_in_the_key_and_where_it_is_served_is_not(tmp_path: Any) -> None:
+    judge = ["reward.scorer=judge", "reward.judge.url=http://h:1/v1", "reward.judge.model=m"]
+    config = load_config(SORT, [f"resources.store=file://{tmp_path}/store", *judge])
+    run, _ = record_run(config, Home(tmp_path), 1)
+    rollouts, step, *_ = run.ledger.steps(0)
+    assert step.config["judge_prompt"] == json_digest(PROMPT)
+    assert step.config["reward"]["judge"] == {"model": "m", "attempts": 3, "timeout_s": 60.0}
+    elsewhere = config.reward.model_copy(update={"judge": JudgeConfig(url="http://g:1/v1", model="m")})
+    assert score(run, 0, rollouts, elsewhere, config.sampling) == step
