@@ -5,6 +5,7 @@ that read its section) unless it is declared with `execution(...)` (batch shapes
 One that came when runs were already on record is declared with `later(...)`: it enters once it is not the default.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -179,6 +180,18 @@ def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(known)}, and not of the form path/to/file.py:name")
 
 
+class PartialConfig(Section):
+    """More groups are in play than an iteration trains on: it ends as soon as enough of them are whole."""
+
+    groups: Positive | None = Field(None, description="in play, more than prompts.per_iteration; unset: as many")
+    tail: Literal["carry", "drop"] = Field(
+        "carry", description="unfinished groups: go on in the next iteration, or are given up with all their siblings"
+    )
+    max_staleness: int = Field(
+        1024, ge=0, description="optimizer updates since a group's first turn; an older one is given up"
+    )
+
+
 @dataclass(frozen=True)
 class Generation:
     """What rollouts are made from."""
@@ -186,7 +199,8 @@ class Generation:
     prompts: PromptsConfig
     sampling: SamplingConfig
     engine: EngineConfig
-    environment: EnvironmentConfig
+    environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
+    partial: PartialConfig = dataclasses.field(default_factory=PartialConfig)
 
 
 class RewardConfig(Section):

@@ -21,6 +21,7 @@ from data.config import (
     Generation,
     LayoutConfig,
     ModelConfig,
+    PartialConfig,
     PromptsConfig,
     ReplayConfig,
     ResourcesConfig,
@@ -31,6 +32,7 @@ from data.config import (
     TrainConfig,
     WarmStartConfig,
     execution,
+    later,
 )
 from data.problems import PROBLEMS
 
@@ -49,7 +51,12 @@ class RunConfig(Section):
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
-    environment: EnvironmentConfig = EnvironmentConfig()
+    environment: EnvironmentConfig = later(EnvironmentConfig())
+    partial: PartialConfig = later(PartialConfig())
+    pipelined: bool = later(
+        False,
+        description="generate each iteration's rollouts while the one before trains, under the policy it began with",
+    )
     reward: RewardConfig = RewardConfig()
     replay: ReplayConfig = ReplayConfig()
     advantage: AdvantageConfig = AdvantageConfig()
@@ -64,7 +71,7 @@ class RunConfig(Section):
 
     @property
     def generation(self) -> Generation:
-        return Generation(self.prompts, self.sampling, self.engine, self.environment)
+        return Generation(self.prompts, self.sampling, self.engine, self.environment, self.partial)
 
     @property
     def replay_temperature(self) -> float:
@@ -75,6 +82,7 @@ class RunConfig(Section):
     def _parts_fit_together(self) -> "RunConfig":
         faults = [
             *_sampling_faults(self),
+            *_partial_faults(self),
             *_advantage_faults(self),
             *_evaluation_faults(self),
             *_resource_faults(self),
@@ -109,6 +117,29 @@ def _sampling_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"reward.overlong_buffer = {reward.overlong_buffer} with sampling.max_new_tokens = "
             f"{sampling.max_new_tokens}: the soft penalty would meet every answer; set it to at most max_new_tokens"
+        )
+    return faults
+
+
+def _partial_faults(config: RunConfig) -> list[str]:
+    partial, wanted = config.partial, config.prompts.per_iteration
+    if partial.groups is None:
+        if partial == PartialConfig():
+            return []
+        return [
+            f"partial.tail = {partial.tail!r}, max_staleness = {partial.max_staleness} without partial.groups: nothing "
+            "is cut off; set it, or remove them"
+        ]
+    faults = []
+    if partial.groups <= wanted:
+        faults.append(
+            f"partial.groups = {partial.groups} with prompts.per_iteration = {wanted}: it must be more, or every group "
+            "is waited for; raise it, or remove it"
+        )
+    if config.environment.kind is None:
+        faults.append(
+            f"partial.groups = {partial.groups} without an environment: trajectories are cut off between turns, and "
+            "have but one; set environment.kind, or remove it"
         )
     return faults
 

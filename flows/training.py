@@ -36,6 +36,7 @@ class Head:
     base: Manifest | Pending  # the policy that training began from
     policy: Manifest | Pending
     state: Manifest | Pending  # of the trainer; before the first iteration the base policy
+    before: Manifest | Pending | None = None  # what the iteration before generated
 
     @property
     def recorded(self) -> bool:
@@ -105,18 +106,18 @@ def head_of(ledger: Ledger, k: int) -> Head:
         base = ledger.open(recorded(0, "generate").input_uris["policy"])
         return Head(base, base, base)
     policy, state = recorded(k - 1, "publish"), recorded(k - 1, "train")
-    return Head(ledger.open(policy.input_uris["base"]), policy, state)
+    return Head(ledger.open(policy.input_uris["base"]), policy, state, recorded(k - 1, "generate"))
 
 
 def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
     """The algorithm. Each line is a step: found in the ledger, or run on Ray and entered there."""
-    rollouts = generate(run, k, head.policy, c.generation)
+    rollouts = generate(run, k, head.policy, c.generation, head.before)
     rewards = score(run, k, rollouts, c.reward, c.sampling)
     replays = replay(run, k, rollouts, head.state, c.replay_temperature, c.train, c.critic)
     advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
     state = train_on(run, k, head.state, rollouts, replays, advantages, c.replay_temperature, c.train, c.critic)
     policy = publish(run, k, state, head.base, c.train, c.critic)
-    return Head(head.base, policy, state)
+    return Head(head.base, policy, state, rollouts)
 
 
 def due(config: RunConfig, k: int, first: int) -> bool:

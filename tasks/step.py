@@ -68,6 +68,13 @@ class Job:
     def seed(self) -> int:
         return self.request.seed
 
+    @property
+    def iteration(self) -> int:
+        """Raises TypeError for a step that belongs to no iteration."""
+        if self.address.iteration is None:
+            raise TypeError(f"step {self.request.step!r} belongs to no iteration")
+        return self.address.iteration
+
     def input(self, name: str) -> Manifest:
         found = self.request.inputs[name]
         if not isinstance(found, Manifest):

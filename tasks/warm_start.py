@@ -15,7 +15,7 @@ from models.engines.contract import SamplingParams
 from models.megatron.contract import Setup
 from ops.packing import pack
 from ops.ragged import Ragged, from_rows
-from tasks.generate import Played, episode_of, play, played_in, source_of
+from tasks.episodes import Played, episode_of, play, played_in, source_of
 from tasks.publish import commit_policy
 from tasks.state import bring
 from tasks.step import Job, Pending, Run, Step, perform
