@@ -14,7 +14,7 @@ from data.digest import json_digest
 
 try:
     import textworld
-    from jericho.util import UnsupportedGameWarning
+    from jericho.jericho import UnsupportedGameWarning
     from textworld.challenges import CHALLENGES
     from textworld.generator import compile_game, make_game
 except ImportError as error:
