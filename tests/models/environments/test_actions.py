@@ -37,6 +37,7 @@ def test_the_action_is_what_follows_the_last_mark(said: str, action: str) -> Non
         ("take the mug 1", "take mug 1"),  # {take, mug, 1} of {take, the, mug, 1}: 3/4
         ("walk east", "walk east"),  # 1/3 with "go east": too little
         ("dance", "dance"),
+        ("a", "a"),  # within "take" by its letter only
         ("", ""),
         ("!?", "!?"),
     ],

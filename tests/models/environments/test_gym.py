@@ -65,7 +65,7 @@ def test_siblings_start_alike_by_the_prompts_seed_and_apart_by_their_own() -> No
 
 
 def test_the_prompts_settings_go_over_the_options() -> None:
-    world = GymEnvironment(**LAKE, game=STILL)
+    world = GymEnvironment(**LAKE, game={**STILL, "desc": ["SF", "FG"]})
     [opening] = world.reset(episode(game={"desc": ["SF", "HG"]}))
     assert opening["content"].endswith("[S]F\nHG")
     world.close()
