@@ -5,6 +5,7 @@ that read its section) unless it is declared with `execution(...)` (batch shapes
 One that came when runs were already on record is declared with `later(...)`: it enters once it is not the default.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -62,7 +63,9 @@ class ModelConfig(Section):
 
 
 class PromptsConfig(Section):
-    source: str = Field("sort", description="'sort', 'addition', 'addmix', or a .jsonl, .json, .txt or .parquet file")
+    source: str = Field(
+        "sort", description="'sort', 'addition', 'addmix', 'calc', or a .jsonl, .json, .txt or .parquet file"
+    )
     digits: Positive | None = Field(None, description="size of the procedural problems (sort: 6, the others: 2)")
     system: str | None = Field(None, description="system turn for prompts that bring none")
     per_iteration: Positive = 128
@@ -147,6 +150,7 @@ class EnvironmentConfig(Section):
     options: dict[str, JsonValue] = Field(
         {}, description="keyword arguments of the environment; of kind tools, those of each tool under its name"
     )
+    announce: bool = Field(True, description="show the tools' schemas to the policy, by its chat template")
     max_turns: Positive = Field(8, description="of the policy; then the trajectory is cut off")
     timeout_s: float = Field(30.0, gt=0.0, description="seconds the environment may take for a turn")
     in_flight: Positive = execution(512, description="trajectories that are played at a time")
@@ -173,6 +177,16 @@ class EnvironmentConfig(Section):
 def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
     if ":" not in value and value not in known:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(known)}, and not of the form path/to/file.py:name")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What rollouts are made from."""
+
+    prompts: PromptsConfig
+    sampling: SamplingConfig
+    engine: EngineConfig
+    environment: EnvironmentConfig
 
 
 class RewardConfig(Section):

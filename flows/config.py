@@ -18,6 +18,7 @@ from data.config import (
     EngineConfig,
     EnvironmentConfig,
     EvaluateConfig,
+    Generation,
     LayoutConfig,
     ModelConfig,
     PromptsConfig,
@@ -60,6 +61,10 @@ class RunConfig(Section):
     layout: LayoutConfig = execution(LayoutConfig())
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = execution(TrackingConfig())
+
+    @property
+    def generation(self) -> Generation:
+        return Generation(self.prompts, self.sampling, self.engine, self.environment)
 
     @property
     def replay_temperature(self) -> float:

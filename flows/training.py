@@ -88,7 +88,7 @@ def begin(config: RunConfig, run: Run) -> Head:
         return head_of(run.ledger, run.start.iteration)
     require_layout(config.model.path, config.layout)
     imported = import_model(run, config.model.path)
-    base = warm_start(run, imported, config.prompts, config.warm_start, config.train)
+    base = warm_start(run, imported, config.generation, config.warm_start, config.train)
     return Head(base, policy=base, state=base)
 
 
@@ -110,7 +110,7 @@ def head_of(ledger: Ledger, k: int) -> Head:
 
 def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
     """The algorithm. Each line is a step: found in the ledger, or run on Ray and entered there."""
-    rollouts = generate(run, k, head.policy, c.prompts, c.sampling, c.engine)
+    rollouts = generate(run, k, head.policy, c.generation)
     rewards = score(run, k, rollouts, c.reward, c.sampling)
     replays = replay(run, k, rollouts, head.state, c.replay_temperature, c.train, c.critic)
     advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
@@ -126,7 +126,7 @@ def due(config: RunConfig, k: int, first: int) -> bool:
 
 def evaluate_policy(c: RunConfig, run: Run, k: int, head: Head) -> Evaluation | Pending | None:
     """Held-out problems under the policy that iteration `k` starts from; none if only a part of one is to be done."""
-    return None if run.through else evaluate(run, k, head.policy, c.evaluate, c.prompts, c.sampling, c.reward, c.engine)
+    return None if run.through else evaluate(run, k, head.policy, c.evaluate, c.generation, c.reward)
 
 
 def plan(config: RunConfig, run: Run) -> None:

@@ -1,32 +1,51 @@
 """generate: policy -> rollouts. One row per trajectory, token for token what the engine consumed and emitted."""
 
 import functools
-import json
+import logging
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
 from data.columns import ROLLOUTS
-from data.config import EngineConfig, PromptsConfig, SamplingConfig
+from data.config import EnvironmentConfig, Generation, PromptsConfig, SamplingConfig
 from data.ids import child, root_id
 from data.manifest import Manifest
-from data.prompts import Prompt, PromptSource, load_source
+from data.prompts import DEMONSTRATION, Prompt, PromptSource, load_source
 from data.seeds import derive
+from data.user_code import load
 from infra import handover
-from models.engines.contract import Completion, Request, RolloutEngine, SamplingParams, require_room
+from models.agents.loop import Play, Rules, Trajectory
+from models.engines.contract import RolloutEngine, SamplingParams
+from models.environments.contract import Episode
+from models.environments.spec import EnvironmentSpec
+from models.environments.worlds import Environments, Unanswered
 from ops.metrics import rollout_metrics
+from tasks.rollout_rows import Producer, row
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
 STEP = Step("generate", version=1, kind="rollouts")
+log = logging.getLogger("rollbook")
 source_of = functools.lru_cache(maxsize=8)(load_source)
+
+
+class EnvironmentsFailed(RuntimeError):
+    """Not one trajectory of a step could be played."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What answers the policy, and how long."""
+
+    spec: EnvironmentSpec
+    config: EnvironmentConfig
 
 
 @dataclass(frozen=True)
@@ -44,18 +63,20 @@ class Draw:
         return found | ({"samples": self.samples} if self.purpose == "eval" and self.samples != 1 else {})
 
 
+def played_in(config: EnvironmentConfig) -> Played | None:
+    """None for a config without an environment. Raises UserCodeError for a user's file that cannot be read."""
+    if config.kind is None:
+        return None
+    kind, *tools = (load(name) if ":" in name else name for name in (config.kind, *config.tools))
+    return Played(EnvironmentSpec(kind, tuple(tools), config.options, config.announce), config)
+
+
 @unless_given(STEP)
-def generate(
-    run: Run,
-    iteration: int,
-    policy: Manifest | Pending,
-    prompts: PromptsConfig,
-    sampling: SamplingConfig,
-    engine: EngineConfig,
-) -> Manifest | Pending:
+def generate(run: Run, iteration: int, policy: Manifest | Pending, generation: Generation) -> Manifest | Pending:
     """Rollouts of the next `prompts.per_iteration` prompts under `policy`, `samples_per_prompt` siblings each."""
+    prompts = generation.prompts
     draw = Draw("train", iteration * prompts.per_iteration, prompts.per_iteration, prompts.samples_per_prompt)
-    return roll_out(run, STEP, iteration, policy, draw, prompts, sampling, engine)
+    return roll_out(run, STEP, iteration, policy, draw, generation)
 
 
 def roll_out(
@@ -64,18 +85,18 @@ def roll_out(
     iteration: int,
     policy: Manifest | Pending,
     draw: Draw,
-    prompts: PromptsConfig,
-    sampling: SamplingConfig,
-    engine: EngineConfig,
+    generation: Generation,
 ) -> Manifest | Pending:
     """Rollouts of the prompts that `draw` names; also how evaluation generates."""
+    prompts, played = generation.prompts, played_in(generation.environment)
     source = source_of(prompts)
     config = {
         "prompts": {"system": prompts.system, "samples_per_prompt": prompts.samples_per_prompt},
         "draw": draw.keyed(),
-        "sampling": sampling.semantic(),
-        "engine": engine.semantic(),
+        "sampling": generation.sampling.semantic(),
+        "engine": generation.engine.semantic(),
     }
+    config |= {"environment": generation.environment.semantic()} if played else {}
     seed = derive(run.seed, step.name, iteration) if draw.purpose == "train" else derive(run.seed, step.name)
     return perform(
         run,
@@ -86,7 +107,8 @@ def roll_out(
         seed,
         run.engine,
         _generate,
-        (draw, prompts, sampling, run.seed, run.hands_over),
+        (draw, prompts, generation.sampling, played, run.seed, run.hands_over),
+        played.spec.code if played else {},
     )
 
 
@@ -96,6 +118,7 @@ def _generate(
     draw: Draw,
     prompts: PromptsConfig,
     sampling: SamplingConfig,
+    played: Played | None,
     order_seed: int,
     handed_over: bool,
 ) -> Manifest:
@@ -110,8 +133,7 @@ def _generate(
     engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
     sync_s = time.perf_counter() - clock
     source = source_of(prompts)
-    roots = _roots(source, draw, order_seed)
-    requests = _requests(roots, draw.samples, tokenizer, job.seed)
+    trajectories = _trajectories(_roots(source, draw, order_seed), draw.samples, job.seed)
     params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -121,18 +143,15 @@ def _generate(
         stop=tuple(sampling.stop),
     )
     started, clock = datetime.now(UTC), time.perf_counter()
-    completions = engine.generate([request for _, request in requests], params)
-    latency_ms = 1000.0 * (time.perf_counter() - clock)
-    common = _common(engine, params, tokenizer, draw.purpose, started, latency_ms)
-    rows = [
-        _row(prompt, request, completion, tokenizer, sampling, common)
-        for (prompt, request), completion in zip(requests, completions, strict=True)
-    ]
+    play(engine, tokenizer, params, played, trajectories)
+    seconds = time.perf_counter() - clock
+    producer = Producer(engine.name, engine.version, engine.logprob_semantics(params), tokenizer, sampling)
+    rows = [row(trajectory, draw.purpose, producer, started) for trajectory in trajectories]
     attempt = job.attempt()
     version = policy.policy_version
     attempt.add_table("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS), policy_version=version)
     return attempt.commit(
-        metrics=_metrics(completions, 1000.0 / latency_ms) | {"generate/sync_s": sync_s},
+        metrics=_metrics(trajectories, seconds) | {"generate/sync_s": sync_s},
         facts={
             "cursor": {"start": draw.cursor, "end": draw.cursor + draw.count},
             "duplicates": source.duplicates,
@@ -142,12 +161,38 @@ def _generate(
     )
 
 
-def _metrics(completions: list[Completion], per_second: float) -> dict[str, float]:
-    lengths = np.array([len(c.token_ids) for c in completions])
-    truncated = np.array([c.finish_reason == "length" for c in completions])
-    metrics = rollout_metrics(lengths, truncated, np.ones(len(lengths), np.int64))
-    tokens = float(lengths.sum())
-    return metrics | {"generate/tokens": tokens, "generate/tokens_per_s": tokens * per_second}
+def play(
+    engine: RolloutEngine,
+    tokenizer: "Tokenizer",
+    params: SamplingParams,
+    played: Played | None,
+    trajectories: list[Trajectory],
+) -> None:
+    """Raises EnvironmentsFailed if not one trajectory could be played."""
+    if played is None:
+        return Play(engine, tokenizer, params, Unanswered(), Rules()).run(trajectories)
+    if tokenizer.rewrites_history:
+        log.warning("the chat template shows earlier turns otherwise than they were sampled; streams keep what was")
+    worlds = Environments(played.spec, played.config.timeout_s)
+    rules = Rules(played.config.max_turns, played.config.in_flight)
+    Play(engine, tokenizer, params, worlds, rules).run(trajectories)
+    if all(trajectory.status == "failed" for trajectory in trajectories):
+        raise EnvironmentsFailed(
+            f"all {len(trajectories)} trajectories failed, the first one by: {trajectories[0].error}; nothing can be "
+            "learned from them: mend the environment"
+        )
+
+
+def _metrics(trajectories: list[Trajectory], seconds: float) -> dict[str, float]:
+    turns = np.array([trajectory.stream.turns for trajectory in trajectories])
+    lengths = np.array([int(trajectory.stream.action_mask.sum()) for trajectory in trajectories])
+    truncated = np.array([trajectory.status == "truncated" for trajectory in trajectories])
+    tokens, failed = float(lengths.sum()), sum(trajectory.status == "failed" for trajectory in trajectories)
+    return rollout_metrics(lengths, truncated, turns) | {
+        "generate/tokens": tokens,
+        "generate/tokens_per_s": tokens / seconds,
+        "generate/failed": float(failed),
+    }
 
 
 def _roots(source: PromptSource, draw: Draw, seed: int) -> list[tuple[str, Prompt]]:
@@ -158,109 +203,13 @@ def _roots(source: PromptSource, draw: Draw, seed: int) -> list[tuple[str, Promp
     return [(root_id(prompt.prompt_id, draw.cursor + i), prompt) for i, prompt in enumerate(taken)]
 
 
-def _requests(
-    roots: list[tuple[str, Prompt]], samples: int, tokenizer: "Tokenizer", seed: int
-) -> list[tuple[Prompt, Request]]:
-    requests = []
-    for root, prompt in roots:
-        ids = np.array(tokenizer.encode_prompt(prompt.messages), np.int32)
-        require_room(f"prompt {prompt.prompt_id}", len(ids), tokenizer.context)
-        for branch in range(samples):
-            trajectory = child(root, branch)
-            requests.append((prompt, Request(trajectory, ids, derive(seed, trajectory))))
-    return requests
+def _trajectories(roots: list[tuple[str, Prompt]], samples: int, seed: int) -> list[Trajectory]:
+    """`samples` siblings of each root."""
+    pairs = [(child(root, branch), prompt) for root, prompt in roots for branch in range(samples)]
+    return [Trajectory(episode_of(name, prompt, derive(seed, name))) for name, prompt in pairs]
 
 
-def _common(
-    engine: RolloutEngine,
-    params: SamplingParams,
-    tokenizer: "Tokenizer",
-    purpose: str,
-    started: datetime,
-    latency_ms: float,
-) -> dict[str, Any]:
-    """The columns that all rows of one call share."""
-    return {
-        "depth": 1,
-        "stage": "policy",
-        "purpose": purpose,
-        "media": [],
-        "logprob_semantics": engine.logprob_semantics(params),
-        "engine": engine.name,
-        "engine_version": engine.version,
-        "tokenizer_digest": tokenizer.digest,
-        "template_digest": tokenizer.template_digest,
-        "started_at": started,
-        "latency_ms": latency_ms,
-    }
-
-
-def _row(
-    prompt: Prompt,
-    request: Request,
-    completion: Completion,
-    tokenizer: "Tokenizer",
-    sampling: SamplingConfig,
-    common: dict[str, Any],
-) -> dict[str, Any]:
-    asked, said = len(request.token_ids), len(completion.token_ids)
-    root = request.trajectory_id.rsplit("/", 1)[0]
-    answer_ids = [int(t) for t in completion.token_ids]
-    spoken = answer_ids[:-1] if answer_ids[-1] in tokenizer.eos_ids else answer_ids
-    answer = tokenizer.decode(spoken)
-    shared = dict(common)
-    semantics = shared.pop("logprob_semantics")
-    return shared | {
-        "trajectory_id": request.trajectory_id,
-        "root_id": root,
-        "parent_id": root,
-        "token_ids": np.concatenate([request.token_ids, completion.token_ids]).astype(np.int32),
-        "action_mask": np.repeat([False, True], [asked, said]),
-        "rollout_logprobs": np.concatenate([np.zeros(asked, np.float32), completion.logprobs]),
-        "turns": [
-            _turn("user", False, 0, asked, tokenizer.decode(request.token_ids), None, None),
-            _turn("assistant", True, asked, said, tokenizer.decode(answer_ids), completion.finish_reason, completion),
-        ],
-        "messages": json.dumps([*prompt.messages, {"role": "assistant", "content": answer}], ensure_ascii=False),
-        "status": "truncated" if completion.finish_reason == "length" else "ok",
-        "truncation": _truncation(completion, sampling),
-        "sampling": {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_new_tokens": sampling.max_new_tokens,
-            "seed": request.seed,
-            "stop": sampling.stop,
-            "logprob_semantics": semantics,
-        },
-        "metadata": json.dumps({**prompt.metadata, "prompt_id": prompt.prompt_id}, ensure_ascii=False),
-    }
-
-
-def _truncation(completion: Completion, sampling: SamplingConfig) -> str | None:
-    if completion.finish_reason != "length":
-        return None
-    return "length" if len(completion.token_ids) == sampling.max_new_tokens else "context"
-
-
-def _turn(
-    role: str,
-    generated: bool,
-    start: int,
-    length: int,
-    text: str,
-    finish_reason: str | None,
-    completion: Completion | None,
-) -> dict[str, Any]:
-    return {
-        "role": role,
-        "is_generated": generated,
-        "start": start,
-        "length": length,
-        "text": text,
-        "finish_reason": finish_reason,
-        "policy_version": completion.policy_version if completion else None,
-        "policy_digest": completion.policy_digest if completion else None,
-        "env_reward": None,
-        "tool_calls": None,
-    }
+def episode_of(name: str, prompt: Prompt, seed: int) -> Episode:
+    """What a trajectory starts from; its metadata is all that scorers and environments learn of the prompt."""
+    metadata = {key: value for key, value in prompt.metadata.items() if key != DEMONSTRATION}
+    return Episode(name, tuple(prompt.messages), metadata | {"prompt_id": prompt.prompt_id}, seed)

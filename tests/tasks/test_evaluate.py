@@ -59,7 +59,7 @@ def test_c35_a_ragged_last_batch_is_exact(bench: Any, pool: Any, policy: Manifes
 
     sampling, draw = SamplingConfig(max_new_tokens=2), Draw("eval", 0, 384, samples=3)
     job = bench.job("evaluate_sampled", "rollouts", {"policy": policy})
-    rollouts = _generate(TransformersEngine(4, threads=2), job, draw, held_out, sampling, 0, False)
+    rollouts = _generate(TransformersEngine(4, threads=2), job, draw, held_out, sampling, None, 0, False)
     rows = read_table(bench.ledger.store, rollouts).to_pylist()
     assert len({row["trajectory_id"] for row in rows}) == len({row["sampling"]["seed"] for row in rows}) == 21
     asked = [json.loads(row["messages"])[0]["content"] for row in rows]
