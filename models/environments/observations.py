@@ -19,6 +19,4 @@ def with_opening(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
     if not messages or messages[-1]["role"] != "user":
         return (*messages, observation(text))
     last = messages[-1]
-    content = last["content"]
-    joined = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content}\n\n{text}"
-    return (*messages[:-1], {**last, "content": joined})
+    return (*messages[:-1], {**last, "content": f"{last['content']}\n\n{text}"})

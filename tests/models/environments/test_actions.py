@@ -65,9 +65,6 @@ SYSTEM = {"role": "system", "content": "You play."}
 
 def test_the_opening_joins_the_last_user_turn() -> None:
     assert with_opening([SYSTEM, USER], "A room.") == (SYSTEM, {"role": "user", "content": "Play.\n\nA room."})
-    parts = [{"type": "text", "text": "Play."}]
-    joined = {"role": "user", "content": [*parts, {"type": "text", "text": "A room."}]}
-    assert with_opening([{"role": "user", "content": parts}], "A room.") == (joined,)
 
 
 def test_after_another_turn_or_none_the_opening_is_a_turn() -> None:
