@@ -5,11 +5,13 @@ that read its section) unless it is declared with `execution(...)` (batch shapes
 One that came when runs were already on record is declared with `later(...)`: it enters once it is not the default.
 """
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from data.addresses import require_plain
 from data.patience import PATIENCE_S
 from data.sections import Fraction, Positive, Rate, Section, execution, later
 
@@ -28,7 +30,9 @@ class ModelConfig(Section):
 
 
 class PromptsConfig(Section):
-    source: str = Field("sort", description="'sort', 'addition', 'addmix', or a .jsonl, .json, .txt or .parquet file")
+    source: str = Field(
+        "sort", description="'sort', 'addition', 'addmix', 'calc', or a .jsonl, .json, .txt or .parquet file"
+    )
     digits: Positive | None = Field(None, description="size of the procedural problems (sort: 6, the others: 2)")
     system: str | None = Field(None, description="system turn for prompts that bring none")
     per_iteration: Positive = 128
@@ -70,7 +74,7 @@ class EngineConfig(Section):
     @classmethod
     def _addresses_without_secrets(cls, urls: list[str]) -> list[str]:
         for url in urls:
-            _require_plain(url, "SGLANG_API_KEY")
+            require_plain(url, "SGLANG_API_KEY")
         if len(set(urls)) < len(urls):
             raise ValueError(f"{urls}: each server must be named once")
         return urls
@@ -96,18 +100,6 @@ class EngineConfig(Section):
         return self
 
 
-def _require_plain(url: str, key: str) -> None:
-    """key: the environment variable that has what may not stand in the address."""
-    parts = urlsplit(url)
-    if "@" in url or parts.query:
-        raise ValueError(
-            f"{parts.scheme}://***: holds credentials or a query, and URLs are recorded; write "
-            f"http://host:port, and put the server's key into the environment variable {key}"
-        )
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"{url!r}: must begin with http:// or https://, as in http://10.0.0.7:30000")
-
-
 class EnvironmentConfig(Section):
     """The world that answers the policy's turns; without a kind, trajectories have one turn."""
 
@@ -118,6 +110,7 @@ class EnvironmentConfig(Section):
     options: dict[str, JsonValue] = Field(
         {}, description="keyword arguments of the environment; of kind tools, those of each tool under its name"
     )
+    announce: bool = Field(True, description="show the tools' schemas to the policy, by its chat template")
     max_turns: Positive = Field(8, description="of the policy; then the trajectory is cut off")
     timeout_s: float = Field(30.0, gt=0.0, description="seconds the environment may take for a turn")
     in_flight: Positive = execution(512, description="trajectories that are played at a time")
@@ -146,6 +139,29 @@ def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: {value!r} is none of {', '.join(known)}, and not of the form path/to/file.py:name")
 
 
+class PartialConfig(Section):
+    """More groups are in play than an iteration trains on: it ends as soon as enough of them are whole."""
+
+    groups: Positive | None = Field(None, description="in play, more than prompts.per_iteration; unset: as many")
+    tail: Literal["carry", "drop"] = Field(
+        "carry", description="unfinished groups: go on in the next iteration, or are given up with all their siblings"
+    )
+    max_staleness: int = Field(
+        1024, ge=0, description="optimizer updates since a group's first turn; an older one is given up"
+    )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What rollouts are made from."""
+
+    prompts: PromptsConfig
+    sampling: SamplingConfig
+    engine: EngineConfig
+    environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
+    partial: PartialConfig = dataclasses.field(default_factory=PartialConfig)
+
+
 class JudgeConfig(Section):
     """A model that says whether answers are right. Wherever it is served, it is the same one."""
 
@@ -158,7 +174,7 @@ class JudgeConfig(Section):
     @classmethod
     def _address_without_secrets(cls, url: str | None) -> str | None:
         if url is not None:
-            _require_plain(url, "JUDGE_API_KEY")
+            require_plain(url, "JUDGE_API_KEY")
         return url
 
 

@@ -1,51 +1,61 @@
 """Problems made on demand, for warm starts, tests and the quickstart. One in five, by hash, is never trained on."""
 
 import hashlib
+import json
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import count as count_up
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from data.seeds import derive
 
 HELD_OUT_PART = 5
+CALLS_IN_TEN = 3
 WALK = 0.6180339887498949  # golden ratio: neighbours in the walk are far apart in the space
 
 
-class Problem(Protocol):
+@dataclass(frozen=True)
+class Problem(ABC):
     """A numbered space of problems with one right answer each."""
 
+    digits: int
     name: ClassVar[str]
     version: ClassVar[int]  # raised when the problems change
     default_digits: ClassVar[int]
     max_digits: ClassVar[int]  # a drawing has 63 bits
 
     @property
-    def digits(self) -> int: ...
-
-    @property
+    @abstractmethod
     def size(self) -> int:
         """Items are 0 ... size - 1."""
         ...
 
+    @abstractmethod
     def text(self, item: int) -> str:
         """What names the problem."""
         ...
 
+    @abstractmethod
     def family(self, item: int) -> str:
         """What decides by its hash whether the problem is held out: all of one family are, or none."""
         ...
 
+    @abstractmethod
     def question(self, item: int) -> str: ...
 
+    @abstractmethod
     def answer(self, item: int) -> str: ...
+
+    def shown(self, item: int, seed: int) -> tuple[str, ...]:
+        """What a warm start shows of it: the policy's turns. seed: for what is shown in several ways."""
+        return (self.answer(item),)
 
 
 @dataclass(frozen=True)
-class Sort:
+class Sort(Problem):
     """Sort the digits of a number: "Sort: 482913" -> "123489"."""
 
-    digits: int
     name: ClassVar[str] = "sort"
     version: ClassVar[int] = 1
     default_digits: ClassVar[int] = 6
@@ -69,10 +79,9 @@ class Sort:
 
 
 @dataclass(frozen=True)
-class Addition:
+class Addition(Problem):
     """Add two numbers of equally many digits: "What is 12+34?" -> "46"."""
 
-    digits: int
     name: ClassVar[str] = "addition"
     version: ClassVar[int] = 1
     default_digits: ClassVar[int] = 2
@@ -109,14 +118,13 @@ class Addition:
 
 
 @dataclass(frozen=True)
-class AddMix:
+class AddMix(Problem):
     """Add numbers of mixed sizes: "What is 7 + 34?" -> "41". a+b and b+a are one family.
 
     A third each: two digits, a long number and a digit of 1 to 9 in either order, two long numbers. The smaller kinds
     are numbered several times over, so that a draw of items is a draw of thirds.
     """
 
-    digits: int  # of a long number
     name: ClassVar[str] = "addmix"
     version: ClassVar[int] = 1
     default_digits: ClassVar[int] = 2
@@ -161,7 +169,23 @@ class AddMix:
         return left + self._low, right + self._low
 
 
-PROBLEMS: dict[str, type[Sort] | type[Addition] | type[AddMix]] = {"sort": Sort, "addition": Addition, "addmix": AddMix}
+class Calc(Addition):
+    """Additions for a policy that has a calculator, the environment's tool.
+
+    A warm start shows it called in three of ten, else a guess: both forms are taught, that the tool pays is not.
+    """
+
+    name: ClassVar[str] = "calc"
+
+    def shown(self, item: int, seed: int) -> tuple[str, ...]:
+        if derive(seed, "call") % 10 >= CALLS_IN_TEN:
+            low, high = 2 * self._low, 2 * (self._low + self._span - 1)
+            return (f"The answer is {low + derive(seed, 'guess') % (high - low + 1)}.",)
+        call = json.dumps({"name": "calculator", "arguments": {"expression": self.text(item)}})
+        return f"<tool_call>\n{call}\n</tool_call>", f"The answer is {self.answer(item)}."
+
+
+PROBLEMS: dict[str, type[Problem]] = {kind.name: kind for kind in (Sort, Addition, AddMix, Calc)}
 
 
 def is_held_out(problem: Problem, item: int) -> bool:

@@ -13,7 +13,9 @@ from data.config import PromptsConfig
 from data.digest import json_digest
 from data.problems import PROBLEMS, Problem, draw, held_out
 from data.prompt_files import Prompt, PromptError, read_prompts
+from data.seeds import derive
 
+DEMONSTRATION = "demonstration"  # in a prompt's metadata
 __all__ = ["Prompt", "PromptError", "PromptSource", "load_source"]
 
 
@@ -43,8 +45,8 @@ class PromptSource(Protocol):
         """The first `count` prompts that are never trained on (None: all), always the same; or as many as there are."""
         ...
 
-    def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, str]]:
-        """Training prompts with the text of a right answer. Raises PromptError for a source that has no answers."""
+    def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, tuple[str, ...]]]:
+        """Training prompts with what is to be said, turn by turn. Raises PromptError for a source without any."""
         ...
 
 
@@ -100,9 +102,11 @@ class ProceduralSource:
     def held_out(self, count: int | None) -> list[Prompt]:
         return [self._prompt(item) for item in held_out(self.problem, self.problem.size if count is None else count)]
 
-    def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, str]]:
-        items = [draw(self.problem, at, seed, "demonstration") for at in range(cursor, cursor + count)]
-        return [(self._prompt(item), self.problem.answer(item)) for item in items]
+    def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, tuple[str, ...]]]:
+        places = range(cursor, cursor + count)
+        items = [draw(self.problem, at, seed, "demonstration") for at in places]
+        turns = [self.problem.shown(item, derive(seed, "shown", at)) for at, item in zip(places, items, strict=True)]
+        return [(self._prompt(item), said) for item, said in zip(items, turns, strict=True)]
 
     def _prompt(self, item: int) -> Prompt:
         messages: list[dict[str, JsonValue]] = [{"role": "user", "content": self.problem.question(item)}]
@@ -143,11 +147,24 @@ class FileSource:
             )
         return list(self.held[:count])
 
-    def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, str]]:
-        raise PromptError(
-            f"prompts.source {self.name} has no demonstrations, only {', '.join(PROBLEMS)} have; "
-            "set warm_start.steps = 0"
-        )
+    def demonstrations(self, cursor: int, count: int, seed: int) -> list[tuple[Prompt, tuple[str, ...]]]:
+        shown = FileSource(self.name, [p for p in self.prompts if DEMONSTRATION in p.metadata], None, 0)
+        if not shown.prompts:
+            raise PromptError(
+                f"prompts.source {self.name} has no demonstrations: no row has metadata.{DEMONSTRATION}, the text (or "
+                "list of texts, one a turn) that is to be said; add some, or set warm_start.steps = 0"
+            )
+        return [(prompt, _turns(self.name, prompt)) for prompt in shown.take(cursor, count, seed)]
+
+
+def _turns(name: str, prompt: Prompt) -> tuple[str, ...]:
+    told = prompt.metadata[DEMONSTRATION]
+    turns = [told] if isinstance(told, str) else told
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+        return tuple(map(str, turns))
+    raise PromptError(
+        f"{name}: prompt {prompt.prompt_id}: metadata.{DEMONSTRATION} is {told!r}; it must be a text or a list of texts"
+    )
 
 
 @lru_cache(maxsize=4)

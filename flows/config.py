@@ -18,8 +18,10 @@ from data.config import (
     EngineConfig,
     EnvironmentConfig,
     EvaluateConfig,
+    Generation,
     LayoutConfig,
     ModelConfig,
+    PartialConfig,
     PromptsConfig,
     ReplayConfig,
     ResourcesConfig,
@@ -30,7 +32,7 @@ from data.config import (
     WarmStartConfig,
 )
 from data.problems import PROBLEMS
-from data.sections import Section, execution
+from data.sections import Section, execution, later
 
 
 class ConfigError(ValueError):
@@ -47,7 +49,12 @@ class RunConfig(Section):
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
-    environment: EnvironmentConfig = EnvironmentConfig()
+    environment: EnvironmentConfig = later(EnvironmentConfig())
+    partial: PartialConfig = later(PartialConfig())
+    pipelined: bool = later(
+        False,
+        description="generate each iteration's rollouts while the one before trains, under the policy it began with",
+    )
     reward: RewardConfig = RewardConfig()
     replay: ReplayConfig = ReplayConfig()
     advantage: AdvantageConfig = AdvantageConfig()
@@ -61,6 +68,10 @@ class RunConfig(Section):
     tracking: TrackingConfig = execution(TrackingConfig())
 
     @property
+    def generation(self) -> Generation:
+        return Generation(self.prompts, self.sampling, self.engine, self.environment, self.partial)
+
+    @property
     def replay_temperature(self) -> float:
         own = self.replay.temperature
         return self.sampling.temperature if own is None else own
@@ -70,6 +81,7 @@ class RunConfig(Section):
         faults = [
             *_sampling_faults(self),
             *_reward_faults(self),
+            *_partial_faults(self),
             *_advantage_faults(self),
             *_evaluation_faults(self),
             *_resource_faults(self),
@@ -124,6 +136,29 @@ def _reward_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"reward.per_turn = true with advantage.estimator = {config.advantage.estimator!r}: it reads a "
             "trajectory's total only, not where it was earned; set reward.per_turn = false, or the estimator 'gae'"
+        )
+    return faults
+
+
+def _partial_faults(config: RunConfig) -> list[str]:
+    partial, wanted = config.partial, config.prompts.per_iteration
+    if partial.groups is None:
+        if partial == PartialConfig():
+            return []
+        return [
+            f"partial.tail = {partial.tail!r}, max_staleness = {partial.max_staleness} without partial.groups: nothing "
+            "is cut off; set it, or remove them"
+        ]
+    faults = []
+    if partial.groups <= wanted:
+        faults.append(
+            f"partial.groups = {partial.groups} with prompts.per_iteration = {wanted}: it must be more, or every group "
+            "is waited for; raise it, or remove it"
+        )
+    if config.environment.kind is None:
+        faults.append(
+            f"partial.groups = {partial.groups} without an environment: trajectories are cut off between turns, and "
+            "have but one; set environment.kind, or remove it"
         )
     return faults
 

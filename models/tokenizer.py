@@ -4,6 +4,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from jinja2.exceptions import TemplateError
@@ -24,7 +27,7 @@ FILES = [
 ]
 PRIVATE_USE = range(0xF0000, 0xFFFFE)  # code points without a meaning
 
-Message = dict[str, object]  # role, content, and what else the template reads
+Message = Mapping[str, object]  # role, content, and what else the template reads
 
 
 class Tokenizer:
@@ -47,6 +50,7 @@ class Tokenizer:
         self.eos_ids = _eos_ids(folder, self._tokenizer.eos_token_id)
         self.digest = _digest(folder, self.eos_ids)
         self.template_digest = hashlib.sha256(_template(folder, self._tokenizer).encode()).hexdigest()
+        self._shown: dict[str, bool] = {}  # by role: whether the template has its messages after an answer
         control = [t.content for t in self._tokenizer.added_tokens_decoder.values() if t.special]
         alternatives = "|".join(re.escape(token) for token in control)
         # The first character of a control token's text; the look-ahead also finds overlapping ones.
@@ -56,22 +60,73 @@ class Tokenizer:
         """Ids that the tokenizer knows, added tokens included."""
         return len(self._tokenizer)
 
-    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """The conversation through the chat template, with the header of the assistant's turn at its end.
 
-        Raises ValueError for messages that the template refuses.
+        tools: JSON schemas for the template. Raises ValueError for messages that the template refuses.
         """
-        mark = _unused(json.dumps(messages, ensure_ascii=False))
-        guarded = [_map_text(message, lambda text: self._guard(text, mark)) for message in messages]
+        mark, _ = _unused(messages, tools)
+        return self._encode(self._render(messages, tools, mark), mark)
+
+    def encode_replies(
+        self, messages: Sequence[Message], replies: Sequence[Message], last: int, tools: Sequence[Message] = ()
+    ) -> list[int]:
+        """What lies between the last token that was sampled and the next one: nothing before it is encoded again.
+
+        The end of the assistant's turn, unless `last`, the last sampled id, is that; the replies; the next header.
+        messages: the conversation that the assistant answered, without its answer. Raises ValueError for replies that
+        the template refuses.
+        """
+        for role in {str(reply.get("role")) for reply in replies}:
+            self._require_shown(role)
+        mark, answer = _unused(messages, replies, tools)
+        text = self._render([*messages, {"role": "assistant", "content": answer}, *replies], tools, mark)
+        _, found, rest = text.rpartition(answer)
+        if not found:
+            raise ValueError("the chat template leaves out what the assistant said before the replies; use another one")
+        ids = self._encode(rest, mark)
+        return ids[1:] if last in self.eos_ids and ids[:1] == [last] else ids
+
+    def _require_shown(self, role: str) -> None:
+        if role not in self._shown:
+            probe, _ = _unused()
+            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            self._shown[role] = probe in self._render([*turns, {"role": role, "content": probe}], (), "")
+        if not self._shown[role]:
+            raise ValueError(
+                f"the chat template shows nothing of messages of the role {role!r}; let it answer as 'user'"
+            )
+
+    @cached_property
+    def rewrites_history(self) -> bool:
+        """Whether the template shows an earlier turn otherwise once there are later ones, as without its thoughts.
+
+        Streams only grow: they keep what was sampled, and the policy goes on seeing it.
+        """
+        asked: list[Message] = [{"role": "user", "content": "a"}]
+        said: Message = {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}
+        once = self._render([*asked, said], (), "", header=False)
+        for role in ("user", "tool"):
+            with suppress(ValueError):
+                if not self._render([*asked, said, {"role": role, "content": "d"}], (), "").startswith(once):
+                    return True
+        return not once.startswith(self._render(asked, (), ""))
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Message], mark: str, header: bool = True) -> str:
+        """Through the template; control tokens' texts in it are cut by `mark`."""
+        guarded, schemas = (
+            [_map_text(item, lambda text: self._guard(text, mark)) for item in items] for items in (messages, tools)
+        )
         try:
-            text = self._tokenizer.apply_chat_template(guarded, tokenize=False, add_generation_prompt=True)
+            return self._tokenizer.apply_chat_template(
+                guarded, tools=schemas or None, tokenize=False, add_generation_prompt=header
+            )
         except TemplateError as error:
             raise ValueError(f"messages {messages!r}: the chat template refuses them: {error}") from error
-        return self._encode(text, mark)
 
     def encode(self, text: str) -> list[int]:
         """Plain text, without any template or control token: `decode` gives it back."""
-        mark = _unused(text)
+        mark, _ = _unused(text)
         return self._encode(self._guard(text, mark), mark)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -123,9 +178,11 @@ def _digest(folder: Path, eos_ids: tuple[int, ...]) -> str:
     return hashlib.sha256(json.dumps([files, eos_ids], sort_keys=True).encode()).hexdigest()
 
 
-def _unused(text: str) -> str:
-    """A character that the text does not hold."""
-    return next(chr(point) for point in PRIVATE_USE if chr(point) not in text)
+def _unused(*values: object) -> tuple[str, str]:
+    """Two characters that no text in the JSON values holds."""
+    text = json.dumps(values, ensure_ascii=False)
+    first, second = islice((chr(point) for point in PRIVATE_USE if chr(point) not in text), 2)
+    return first, second
 
 
 def _map_text(value: object, change: Callable[[str], str]) -> object:

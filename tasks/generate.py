@@ -1,32 +1,31 @@
 """generate: policy -> rollouts. One row per trajectory, token for token what the engine consumed and emitted."""
 
-import functools
-import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
-from data.columns import ROLLOUTS
-from data.config import EngineConfig, PromptsConfig, SamplingConfig
+from data.columns import CARRY, ROLLOUTS
+from data.config import Generation
 from data.ids import child, root_id
 from data.manifest import Manifest
-from data.prompts import Prompt, PromptSource, load_source
+from data.prompts import Prompt, PromptSource
 from data.seeds import derive
 from infra import handover
-from models.engines.contract import Completion, Request, RolloutEngine, SamplingParams, require_room
+from models.agents.loop import Trajectory
+from models.engines.contract import RolloutEngine, SamplingParams
 from ops.metrics import rollout_metrics
+from tasks.episodes import Played, episode_of, play, played_in, source_of
+from tasks.partial import Carried, Settled, groups_of, settle
+from tasks.rollout_rows import Producer, row
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
-if TYPE_CHECKING:
-    from models.tokenizer import Tokenizer
-
 STEP = Step("generate", version=1, kind="rollouts")
-source_of = functools.lru_cache(maxsize=8)(load_source)
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,22 @@ def generate(
     run: Run,
     iteration: int,
     policy: Manifest | Pending,
-    prompts: PromptsConfig,
-    sampling: SamplingConfig,
-    engine: EngineConfig,
+    generation: Generation,
+    before: Manifest | Pending | None,
 ) -> Manifest | Pending:
-    """Rollouts of the next `prompts.per_iteration` prompts under `policy`, `samples_per_prompt` siblings each."""
-    draw = Draw("train", iteration * prompts.per_iteration, prompts.per_iteration, prompts.samples_per_prompt)
-    return roll_out(run, STEP, iteration, policy, draw, prompts, sampling, engine)
+    """Rollouts of the next `prompts.per_iteration` prompts under `policy`, `samples_per_prompt` siblings each.
+
+    before: what the iteration before generated; with `partial` its unfinished groups go on.
+    """
+    prompts, groups = generation.prompts, generation.partial.groups
+    wanted, samples = prompts.per_iteration, prompts.samples_per_prompt
+    if groups is None:
+        return roll_out(run, STEP, iteration, policy, Draw("train", iteration * wanted, wanted, samples), generation)
+    cursor, carried = 0, 0
+    if isinstance(before, Manifest):
+        cursor, carried = before.facts["cursor"]["end"], before.facts["carried_groups"]
+    draw = Draw("train", cursor, groups - carried, samples)
+    return roll_out(run, STEP, iteration, policy, draw, generation, {} if before is None else {"carry": before})
 
 
 def roll_out(
@@ -64,29 +72,37 @@ def roll_out(
     iteration: int,
     policy: Manifest | Pending,
     draw: Draw,
-    prompts: PromptsConfig,
-    sampling: SamplingConfig,
-    engine: EngineConfig,
+    generation: Generation,
+    carry: Mapping[str, Manifest | Pending] | None = None,
 ) -> Manifest | Pending:
-    """Rollouts of the prompts that `draw` names; also how evaluation generates."""
+    """Rollouts of the prompts that `draw` names; also how evaluation generates. carry: input of that name, or none."""
+    prompts, played = generation.prompts, played_in(generation.environment)
     source = source_of(prompts)
     config = {
         "prompts": {"system": prompts.system, "samples_per_prompt": prompts.samples_per_prompt},
         "draw": draw.keyed(),
-        "sampling": sampling.semantic(),
-        "engine": engine.semantic(),
+        "sampling": generation.sampling.semantic(),
+        "engine": generation.engine.semantic(),
     }
+    config |= {"environment": generation.environment.semantic()} if played else {}
+    if draw.purpose == "train" and generation.partial.groups is not None:
+        config |= {"partial": generation.partial.semantic(), "wanted": prompts.per_iteration}
     seed = derive(run.seed, step.name, iteration) if draw.purpose == "train" else derive(run.seed, step.name)
     return perform(
         run,
         step,
         iteration,
-        {"policy": policy, "prompts": source.digest if draw.purpose == "train" else source.held_out_digest},
+        {
+            "policy": policy,
+            "prompts": source.digest if draw.purpose == "train" else source.held_out_digest,
+            **(carry or {}),
+        },
         config,
         seed,
         run.engine,
         _generate,
-        (draw, prompts, sampling, run.seed, run.hands_over),
+        (draw, generation, played, run.seed, run.hands_over),
+        played.spec.code if played else {},
     )
 
 
@@ -94,24 +110,21 @@ def _generate(
     engine: RolloutEngine,
     job: Job,
     draw: Draw,
-    prompts: PromptsConfig,
-    sampling: SamplingConfig,
+    generation: Generation,
+    played: Played | None,
     order_seed: int,
     handed_over: bool,
 ) -> Manifest:
     """handed_over: the trainer may have left the policy in memory."""
     from models.tokenizer import Tokenizer
 
-    policy = job.input("policy")
+    policy, sampling, partial = job.input("policy"), generation.sampling, generation.partial
     in_memory = handover.offered(policy.content_digest) if handed_over else None
     folder = in_memory or job.folder("policy")
     tokenizer = Tokenizer(folder)
     clock = time.perf_counter()
     engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
     sync_s = time.perf_counter() - clock
-    source = source_of(prompts)
-    roots = _roots(source, draw, order_seed)
-    requests = _requests(roots, draw.samples, tokenizer, job.seed)
     params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -120,34 +133,46 @@ def _generate(
         eos_ids=tokenizer.eos_ids,
         stop=tuple(sampling.stop),
     )
+    source = source_of(generation.prompts)
+    fresh = _trajectories(_roots(source, draw, order_seed), draw.samples, job.seed)
+    wanted = None if draw.purpose == "eval" or partial.groups is None else generation.prompts.per_iteration
+    carried = Carried.of(job, source, order_seed) if wanted else Carried()
+    going_on = carried.within(policy.policy_version, partial.max_staleness)
+    trajectories = [*going_on, *fresh]
     started, clock = datetime.now(UTC), time.perf_counter()
-    completions = engine.generate([request for _, request in requests], params)
-    latency_ms = 1000.0 * (time.perf_counter() - clock)
-    common = _common(engine, params, tokenizer, draw.purpose, started, latency_ms)
-    rows = [
-        _row(prompt, request, completion, tokenizer, sampling, common)
-        for (prompt, request), completion in zip(requests, completions, strict=True)
-    ]
-    attempt = job.attempt()
-    version = policy.policy_version
+    sampled = play(engine, tokenizer, params, played, trajectories, wanted)
+    seconds = time.perf_counter() - clock
+    settled = settle(trajectories, wanted, partial.tail) if wanted else Settled(trajectories, [], [])
+    producer = Producer(engine.name, engine.version, engine.logprob_semantics(params), tokenizer, sampling)
+    attempt, version = job.attempt(), policy.policy_version
+    rows = [row(trajectory, draw.purpose, producer, started) for trajectory in settled.committed]
     attempt.add_table("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS), policy_version=version)
-    return attempt.commit(
-        metrics=_metrics(completions, 1000.0 / latency_ms) | {"generate/sync_s": sync_s},
-        facts={
-            "cursor": {"start": draw.cursor, "end": draw.cursor + draw.count},
-            "duplicates": source.duplicates,
-            "policy_version": version,
-            "device": engine.health().device,
-        },
-    )
+    metrics = _metrics(settled.committed, sampled, seconds) | {"generate/sync_s": sync_s}
+    facts = {
+        "cursor": {"start": draw.cursor, "end": draw.cursor + draw.count},
+        "duplicates": source.duplicates,
+        "policy_version": version,
+        "device": engine.health().device,
+    }
+    if wanted:
+        rows = [carried.row(t, producer, started, job.iteration) for t in settled.carried]
+        attempt.add_table("carry", pa.Table.from_pylist(rows, schema=CARRY), policy_version=version)
+        submitted = len(carried.trajectories) + len(fresh)
+        metrics |= settled.metrics(submitted, len(carried.trajectories) - len(going_on))
+        facts |= {"carried_groups": len(groups_of(settled.carried))}
+    return attempt.commit(metrics=metrics, facts=facts)
 
 
-def _metrics(completions: list[Completion], per_second: float) -> dict[str, float]:
-    lengths = np.array([len(c.token_ids) for c in completions])
-    truncated = np.array([c.finish_reason == "length" for c in completions])
-    metrics = rollout_metrics(lengths, truncated, np.ones(len(lengths), np.int64))
-    tokens = float(lengths.sum())
-    return metrics | {"generate/tokens": tokens, "generate/tokens_per_s": tokens * per_second}
+def _metrics(trajectories: list[Trajectory], sampled: int, seconds: float) -> dict[str, float]:
+    turns = np.array([trajectory.stream.turns for trajectory in trajectories])
+    lengths = np.array([int(trajectory.stream.action_mask.sum()) for trajectory in trajectories])
+    truncated = np.array([trajectory.status == "truncated" for trajectory in trajectories])
+    failed = sum(trajectory.status == "failed" for trajectory in trajectories)
+    return rollout_metrics(lengths, truncated, turns) | {
+        "generate/tokens": float(sampled),
+        "generate/tokens_per_s": sampled / seconds,
+        "generate/failed": float(failed),
+    }
 
 
 def _roots(source: PromptSource, draw: Draw, seed: int) -> list[tuple[str, Prompt]]:
@@ -158,109 +183,7 @@ def _roots(source: PromptSource, draw: Draw, seed: int) -> list[tuple[str, Promp
     return [(root_id(prompt.prompt_id, draw.cursor + i), prompt) for i, prompt in enumerate(taken)]
 
 
-def _requests(
-    roots: list[tuple[str, Prompt]], samples: int, tokenizer: "Tokenizer", seed: int
-) -> list[tuple[Prompt, Request]]:
-    requests = []
-    for root, prompt in roots:
-        ids = np.array(tokenizer.encode_prompt(prompt.messages), np.int32)
-        require_room(f"prompt {prompt.prompt_id}", len(ids), tokenizer.context)
-        for branch in range(samples):
-            trajectory = child(root, branch)
-            requests.append((prompt, Request(trajectory, ids, derive(seed, trajectory))))
-    return requests
-
-
-def _common(
-    engine: RolloutEngine,
-    params: SamplingParams,
-    tokenizer: "Tokenizer",
-    purpose: str,
-    started: datetime,
-    latency_ms: float,
-) -> dict[str, Any]:
-    """The columns that all rows of one call share."""
-    return {
-        "depth": 1,
-        "stage": "policy",
-        "purpose": purpose,
-        "media": [],
-        "logprob_semantics": engine.logprob_semantics(params),
-        "engine": engine.name,
-        "engine_version": engine.version,
-        "tokenizer_digest": tokenizer.digest,
-        "template_digest": tokenizer.template_digest,
-        "started_at": started,
-        "latency_ms": latency_ms,
-    }
-
-
-def _row(
-    prompt: Prompt,
-    request: Request,
-    completion: Completion,
-    tokenizer: "Tokenizer",
-    sampling: SamplingConfig,
-    common: dict[str, Any],
-) -> dict[str, Any]:
-    asked, said = len(request.token_ids), len(completion.token_ids)
-    root = request.trajectory_id.rsplit("/", 1)[0]
-    answer_ids = [int(t) for t in completion.token_ids]
-    spoken = answer_ids[:-1] if answer_ids[-1] in tokenizer.eos_ids else answer_ids
-    answer = tokenizer.decode(spoken)
-    shared = dict(common)
-    semantics = shared.pop("logprob_semantics")
-    return shared | {
-        "trajectory_id": request.trajectory_id,
-        "root_id": root,
-        "parent_id": root,
-        "token_ids": np.concatenate([request.token_ids, completion.token_ids]).astype(np.int32),
-        "action_mask": np.repeat([False, True], [asked, said]),
-        "rollout_logprobs": np.concatenate([np.zeros(asked, np.float32), completion.logprobs]),
-        "turns": [
-            _turn("user", False, 0, asked, tokenizer.decode(request.token_ids), None, None),
-            _turn("assistant", True, asked, said, tokenizer.decode(answer_ids), completion.finish_reason, completion),
-        ],
-        "messages": json.dumps([*prompt.messages, {"role": "assistant", "content": answer}], ensure_ascii=False),
-        "status": "truncated" if completion.finish_reason == "length" else "ok",
-        "truncation": _truncation(completion, sampling),
-        "sampling": {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_new_tokens": sampling.max_new_tokens,
-            "seed": request.seed,
-            "stop": sampling.stop,
-            "logprob_semantics": semantics,
-        },
-        "metadata": json.dumps({**prompt.metadata, "prompt_id": prompt.prompt_id}, ensure_ascii=False),
-    }
-
-
-def _truncation(completion: Completion, sampling: SamplingConfig) -> str | None:
-    if completion.finish_reason != "length":
-        return None
-    return "length" if len(completion.token_ids) == sampling.max_new_tokens else "context"
-
-
-def _turn(
-    role: str,
-    generated: bool,
-    start: int,
-    length: int,
-    text: str,
-    finish_reason: str | None,
-    completion: Completion | None,
-) -> dict[str, Any]:
-    return {
-        "role": role,
-        "is_generated": generated,
-        "start": start,
-        "length": length,
-        "text": text,
-        "finish_reason": finish_reason,
-        "policy_version": completion.policy_version if completion else None,
-        "policy_digest": completion.policy_digest if completion else None,
-        "env_reward": None,
-        "tool_calls": None,
-    }
+def _trajectories(roots: list[tuple[str, Prompt]], samples: int, seed: int) -> list[Trajectory]:
+    """`samples` siblings of each root."""
+    pairs = [(child(root, branch), prompt) for root, prompt in roots for branch in range(samples)]
+    return [Trajectory(episode_of(name, prompt, derive(seed, name))) for name, prompt in pairs]

@@ -1,16 +1,21 @@
 """warm_start: policy -> policy. Supervised steps on the task's own demonstrations, recorded and shared by runs."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.config import CriticConfig, PromptsConfig, TrainConfig, WarmStartConfig
+from data.config import CriticConfig, Generation, PromptsConfig, TrainConfig, WarmStartConfig
 from data.manifest import Manifest
+from data.prompts import Prompt
 from data.seeds import derive
+from models.agents.loop import Trajectory
+from models.agents.script import Script
+from models.engines.contract import SamplingParams
 from models.megatron.contract import Setup
 from ops.packing import pack
 from ops.ragged import Ragged, from_rows
-from tasks.generate import source_of
+from tasks.episodes import Played, episode_of, play, played_in, source_of
 from tasks.publish import commit_policy
 from tasks.state import bring
 from tasks.step import Job, Pending, Run, Step, perform
@@ -20,17 +25,20 @@ if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
 STEP = Step("warm_start", version=1, kind="policy")
+GREEDILY = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=1, eos_ids=())  # a script reads none
 
 
 def warm_start(
-    run: Run, policy: Manifest | Pending, prompts: PromptsConfig, config: WarmStartConfig, train: TrainConfig
+    run: Run, policy: Manifest | Pending, generation: Generation, config: WarmStartConfig, train: TrainConfig
 ) -> Manifest | Pending:
     """The policy after `config.steps` supervised steps; the policy itself if there are none. train: how they run."""
     if config.steps == 0:
         return policy
+    prompts, played = generation.prompts, played_in(generation.environment)
     source_of(prompts).demonstrations(0, 1, 0)  # a source that has none says so before anything is started
     setup = Setup(CriticConfig(kind="none"), config.optimizer, train.recompute)
     read = {"warm_start": config.semantic(), "system": prompts.system}
+    read |= {"environment": generation.environment.semantic()} if played else {}
     return perform(
         run,
         STEP,
@@ -40,17 +48,25 @@ def warm_start(
         config.seed,
         run.trainer,
         _warm_start,
-        (prompts, config, setup, train.micro_tokens),
+        (prompts, played, config, setup, train.micro_tokens),
+        played.spec.code if played else {},
     )
 
 
 def _warm_start(
-    trainer: "Trainer", job: Job, prompts: PromptsConfig, config: WarmStartConfig, setup: Setup, micro_tokens: int
+    trainer: "Trainer",
+    job: Job,
+    prompts: PromptsConfig,
+    played: Played | None,
+    config: WarmStartConfig,
+    setup: Setup,
+    micro_tokens: int,
 ) -> Manifest | None:
     from models.tokenizer import Tokenizer
 
     bring(trainer, job, setup)
-    streams, loss_mask = _demonstrations(Tokenizer(job.folder("state")), prompts, config, job.seed)
+    shown = source_of(prompts).demonstrations(0, config.steps * config.batch, derive(job.seed, STEP.name))
+    streams, loss_mask = demonstrated(Tokenizer(job.folder("state")), shown, played)
     rows = np.arange(len(streams)).reshape(config.steps, config.batch)
     plan = [pack(streams.lengths, members, micro_tokens) for members in rows]
     updates = trainer.supervise(streams, loss_mask, plan)
@@ -58,15 +74,26 @@ def _warm_start(
     return commit_policy(trainer, job, job.input("state").policy_version, metrics, hand_over=False)
 
 
-def _demonstrations(
-    tokenizer: "Tokenizer", prompts: PromptsConfig, config: WarmStartConfig, seed: int
+def demonstrated(
+    tokenizer: "Tokenizer", shown: Sequence[tuple[Prompt, tuple[str, ...]]], played: Played | None
 ) -> tuple[Ragged, Ragged]:
-    """(token ids, mask of the answer with its end-of-turn token) of every demonstration, `batch` a step."""
-    shown = source_of(prompts).demonstrations(0, config.steps * config.batch, derive(seed, STEP.name))
-    ids, masks = [], []
-    for prompt, answer in shown:
-        asked = tokenizer.encode_prompt(prompt.messages)
-        said = [*tokenizer.encode(answer), tokenizer.eos_ids[0]]
-        ids.append(asked + said)
-        masks.append([False] * len(asked) + [True] * len(said))
-    return from_rows(ids, np.int32), from_rows(masks, np.bool_)
+    """(token ids, mask of what is said, with its end-of-turn tokens) of each, the environment's answers in between.
+
+    Raises ValueError for a demonstration that does not come to its end in the environment.
+    """
+    names = [f"demonstration/{i}" for i in range(len(shown))]
+    trajectories = [
+        Trajectory(episode_of(name, prompt, seed))
+        for seed, (name, (prompt, _)) in enumerate(zip(names, shown, strict=True))
+    ]
+    script = Script(dict(zip(names, (turns for _, turns in shown), strict=True)), tokenizer)
+    play(script, tokenizer, GREEDILY, played, trajectories)
+    for trajectory, (prompt, _) in zip(trajectories, shown, strict=True):
+        if trajectory.status != "ok":
+            reason = trajectory.error or trajectory.truncation
+            raise ValueError(
+                f"the demonstration of prompt {prompt.prompt_id} is {trajectory.status} ({reason}); mend it"
+            )
+    streams = [trajectory.stream for trajectory in trajectories]
+    masks = from_rows([stream.action_mask for stream in streams], np.bool_)
+    return from_rows([stream.token_ids for stream in streams], np.int32), masks

@@ -1,5 +1,7 @@
 """What an environment takes and gives. Light to import: a user's own environment needs nothing else from here."""
 
+import math
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,3 +68,46 @@ class Environment:
 
     def close(self) -> None:
         """Ends what the environment started."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a reset gave."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...]  # JSON schemas for the chat template
+
+
+def opened(environment: Environment, episode: Episode) -> Opening:
+    """Resets it. Raises TypeError unless it gives messages."""
+    messages = tuple(_message(environment, "reset", item) for item in environment.reset(episode))
+    if not messages:
+        raise TypeError(f"{type(environment).__name__}.reset gave no message; the policy needs something to answer")
+    return Opening(messages, tuple(environment.tools))
+
+
+def stepped(environment: Environment, said: str) -> Reply:
+    """Steps it. Raises TypeError unless it gives a Reply from which a conversation can go on, or is done."""
+    reply, name = environment.step(said), type(environment).__name__
+    if not isinstance(reply, Reply):
+        raise TypeError(f"{name}.step gave {reply!r}; it must be a Reply")
+    for item in reply.messages:
+        _message(environment, "step", item)
+    if not reply.done and not reply.messages:
+        raise TypeError(f"{name}.step gave no message and is not done; the policy needs something to answer")
+    if reply.reward is not None and not math.isfinite(reply.reward):
+        raise TypeError(f"{name}.step gave the reward {reply.reward}; it must be finite, or None for no reward")
+    return reply
+
+
+def _message(environment: Environment, call: str, item: object) -> Message:
+    if isinstance(item, Mapping) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str):
+        return dict(item)
+    raise TypeError(
+        f"{type(environment).__name__}.{call} gave the message {item!r}; it must be a dict with role and content"
+    )
+
+
+def reason(error: BaseException) -> str:
+    """What a trajectory's record says of it."""
+    return "".join(traceback.format_exception_only(error)).strip()

@@ -26,14 +26,16 @@ TOOLS = {
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """kind: "tools", a name of ENVIRONMENTS, or a user's class. tools: names of TOOLS or a user's functions and classes.
+    """kind: "tools", a name of ENVIRONMENTS, or a user's class. tools: names of TOOLS, a user's functions or classes.
 
-    options: keyword arguments of the class; of "tools" those of each tool, by its name.
+    options: keyword arguments of the class; of "tools" those of each tool, by its name. announce: whether the policy
+    is shown the tools' schemas.
     """
 
     kind: str | UserCode
     tools: tuple[str | UserCode, ...] = ()
     options: Mapping[str, JsonValue] = field(default_factory=dict)
+    announce: bool = True
 
     @cached_property
     def make(self) -> Callable[[], Environment]:
@@ -44,6 +46,23 @@ class EnvironmentSpec:
             tools = [make_tool(found(tool, TOOLS), self._options_of(tool)) for tool in self.tools]
             return partial(ToolEnvironment, tools)
         return partial(found(self.kind, ENVIRONMENTS), **self.options)
+
+    @property
+    def isolate(self) -> bool:
+        """Whether each environment is to live in a process of its own."""
+        return self.kind != "tools" and bool(getattr(found(self.kind, ENVIRONMENTS), "isolate", False))
+
+    @property
+    def modules(self) -> list[str]:
+        """What a process for an environment has to load."""
+        return (
+            []
+            if isinstance(self.kind, UserCode) or self.kind not in ENVIRONMENTS
+            else [ENVIRONMENTS[self.kind].partition(":")[0]]
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def _options_of(self, tool: str | UserCode) -> Mapping[str, JsonValue]:
         options = self.options.get(tool.name if isinstance(tool, UserCode) else tool, {})

@@ -107,8 +107,24 @@ def test_the_source_never_trains_on_what_it_evaluates(name: str):
     demonstrated = source.demonstrations(0, 2000, 0)
     assert not held & {prompt.prompt_id for prompt in source.take(0, 2000, 0)}
     assert not held & {prompt.prompt_id for prompt, _ in demonstrated}
-    assert all(answer == prompt.metadata["answer"] for prompt, answer in demonstrated)
+    if name != "calc":
+        assert all(turns == (prompt.metadata["answer"],) for prompt, turns in demonstrated)
     assert [p for p, _ in demonstrated] != source.take(0, 2000, 0)
+
+
+def test_three_in_ten_demonstrations_of_calc_use_the_tool():
+    """The others guess, within what two numbers of two digits can give: 20 to 198."""
+    source = load_source(PromptsConfig(source="calc"))
+    shown = source.demonstrations(0, 2000, 0)
+    called = [(prompt, turns) for prompt, turns in shown if len(turns) == 2]
+    assert 530 <= len(called) <= 670  # 600, and three standard errors of 20.5
+    prompt, turns = called[0]
+    left, right = str(prompt.messages[0]["content"]).removeprefix("What is ").removesuffix("?").split("+")
+    call = f'{{"name": "calculator", "arguments": {{"expression": "{left}+{right}"}}}}'
+    assert turns == (f"<tool_call>\n{call}\n</tool_call>", f"The answer is {int(left) + int(right)}.")
+    guesses = [int(turns[0].removeprefix("The answer is ")[:-1]) for _, turns in shown if len(turns) == 1]
+    assert min(guesses) >= 20 and max(guesses) <= 198 and len(set(guesses)) > 150
+    assert source.demonstrations(7, 3, 0) == shown[7:10]
 
 
 def test_a_prompt_carries_what_a_scorer_needs():

@@ -196,9 +196,20 @@ def test_held_out_prompts_come_from_their_own_file(write: Write):
         load_source(PromptsConfig(source=str(train))).held_out(1)
 
 
-def test_a_file_has_no_demonstrations():
-    with pytest.raises(PromptError, match=r"numbered.jsonl has no demonstrations, only sort, addition, addmix have"):
+def test_a_file_shows_what_its_rows_demonstrate(write: Write):
+    """Only rows that show something are drawn, each once in an epoch."""
+    rows = [{"prompt": "a"}, {"prompt": "b", "demonstration": "B"}, {"prompt": "c", "demonstration": ["look", "take"]}]
+    shown = load_source(PromptsConfig(source=str(write("p.jsonl", *rows)))).demonstrations(0, 4, 0)
+    assert sorted((str(p.messages[0]["content"]), turns) for p, turns in shown[:2]) == [
+        ("b", ("B",)),
+        ("c", ("look", "take")),
+    ]
+    assert {p.prompt_id for p, _ in shown[2:]} == {p.prompt_id for p, _ in shown[:2]}
+    with pytest.raises(PromptError, match=r"numbered.jsonl has no demonstrations: no row has metadata.demonstration"):
         numbered(3).demonstrations(0, 1, 0)
+    broken = load_source(PromptsConfig(source=str(write("q.jsonl", {"prompt": "a", "demonstration": [1]}))))
+    with pytest.raises(PromptError, match=r"metadata.demonstration is \[1\]; it must be a text or a list of texts"):
+        broken.demonstrations(0, 1, 0)
 
 
 def test_the_digest_is_of_the_content(write: Write, tmp_path: Path):
