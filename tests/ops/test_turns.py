@@ -113,7 +113,7 @@ def columns(rows: list[Row]) -> list[pa.ListArray]:
 
 
 @given(rows=rows_of_tokens, gamma=fraction, lam=fraction, cut=st.integers(0, 5))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_equals_the_slow_definition(rows, gamma, lam, cut):
     """Of sliced and chunked columns too."""
     after = np.linspace(-1, 1, len(rows))
@@ -132,7 +132,7 @@ def test_equals_the_slow_definition(rows, gamma, lam, cut):
     gamma=fraction,
     lam=fraction,
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_c02_equals_gae_on_the_compressed_sequence(turns, gap, gamma, lam):
     """One token a turn, without what lies between: its reward the turn's, in float32 as stored, its value its first."""
     row = [token for turn in turns for token in [*[(9.0, 9.0, False)] * gap, *((r, v, True) for r, v in turn)]]
