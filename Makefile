@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_PYTHON_DOWNLOADS := never
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test test-slow test-sglang lint format benchmark clean
+.PHONY: quickstart test test-slow test-games test-sglang lint format benchmark clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: .venv/synced ## train the toy model on sorting, in minutes
@@ -22,6 +22,12 @@ test: .venv/synced ## everything but the slow tests
 
 test-slow: .venv/synced ## the slow ones
 	$(BIN)/pytest -m slow
+
+test-games: ## those of TextWorld; adds it to the environment (`make test` takes it away again); needs a C compiler
+	rm -f .venv/synced
+	$(MAKE) .venv/synced EXTRA="--extra games"
+	$(BIN)/pytest -m "slow or not slow" tests/models/environments
+	rm -f .venv/synced
 
 test-sglang: ## those of SGLang, on the CPU; adds it to the environment (`make test` takes it away again)
 	rm -f .venv/synced
@@ -40,7 +46,7 @@ format: .venv/synced
 	$(BIN)/ruff format $(SOURCES)
 
 benchmark: .venv/synced ## the figures of docs/performance.md
-	for name in gae tables advantages training orchestration resume lineage traces; do PYTHONPATH=. $(BIN)/python tests/benchmarks/$$name.py || exit 1; done
+	for name in gae tables advantages training orchestration resume lineage traces iteration; do PYTHONPATH=. $(BIN)/python tests/benchmarks/$$name.py || exit 1; done
 
 clean: ## forget runs and environment
 	rm -rf .venv .bootstrap .rollbook

@@ -72,6 +72,14 @@ ROLLOUTS = pa.schema(
     ]
 )
 
+CARRY = pa.schema(
+    [
+        *ROLLOUTS,
+        _must("resume_turn", pa.int32()),  # turns of the policy so far; 0: to be begun afresh
+        _must("origin_iteration", pa.int32()),  # that began it
+    ]
+)
+
 REWARDS = pa.schema(
     [
         _must("trajectory_id", pa.string()),
@@ -124,6 +132,7 @@ ADVANTAGES = pa.schema(
 
 SCHEMAS: dict[str, pa.Schema] = {
     "rollouts": ROLLOUTS,
+    "carry": CARRY,
     "rewards": REWARDS,
     "replays": REPLAYS,
     "advantages": ADVANTAGES,
@@ -131,6 +140,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 # How long something took is no content: two honest computations differ in it.
 VOLATILE: dict[str, frozenset[str]] = {
     "rollouts": frozenset({"started_at", "latency_ms"}),
+    "carry": frozenset({"started_at", "latency_ms"}),
     "rewards": frozenset({"attempts", "latency_ms"}),
     "replays": frozenset(),
     "advantages": frozenset(),

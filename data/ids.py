@@ -26,6 +26,11 @@ def root_id(prompt_id: str, cursor: int) -> str:
     return f"{prompt_id.replace('%', '%25').replace('/', '%2F')}@{cursor}"
 
 
+def cursor_of(root: str) -> int:
+    """The position of the drawing that a root names."""
+    return int(root.rpartition("@")[2])
+
+
 def child(parent: str, branch: int) -> str:
     """The id of a fork. Raises ValueError for a negative branch number."""
     if branch < 0:

@@ -25,6 +25,7 @@ __all__ = [
 
 CHECKS: dict[str, Callable[[Rows], None]] = {
     "rollouts": check_rollouts,
+    "carry": check_rollouts,
     "rewards": check_rewards,
     "replays": check_replays,
     "advantages": check_advantages,

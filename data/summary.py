@@ -60,12 +60,21 @@ def with_error(figures: Mapping[str, float], name: str) -> str:
 
 
 @dataclass(frozen=True)
+class Wall:
+    """An iteration by the driver's clock."""
+
+    seconds: float
+    waited: float = 0.0  # of these, at the end, for rollouts of the next iteration (pipelined)
+    ahead: bool = False  # its own rollouts were there before
+
+
+@dataclass(frozen=True)
 class IterationSummary:
-    """One iteration. `wall` is None if the driver died between the last step and its note."""
+    """One iteration. `timing` is None if the driver died between the last step and its note."""
 
     iteration: int
     manifests: Mapping[str, Manifest]  # by step, those on record; of several the newest
-    wall: float | None  # seconds, from the driver's clock
+    timing: Wall | None
 
     @property
     def complete(self) -> bool:
@@ -78,8 +87,11 @@ class IterationSummary:
 
     @property
     def orchestration(self) -> float | None:
-        """Wall time of the iteration less the steps' own, s."""
-        return None if self.wall is None else self.wall - sum(self.seconds.values())
+        """Wall time of the iteration less that of its steps and its waiting, s."""
+        if self.timing is None:
+            return None
+        inside = sum(s for step, s in self.seconds.items() if step != "generate" or not self.timing.ahead)
+        return self.timing.seconds - inside - self.timing.waited
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -89,8 +101,9 @@ class IterationSummary:
             if step in self.manifests:
                 merged |= self.manifests[step].metrics
         merged |= {f"seconds/{step}": seconds for step, seconds in self.seconds.items()}
-        if self.wall is not None and self.orchestration is not None:
-            merged |= {"seconds/iteration": self.wall, "seconds/orchestration": self.orchestration}
+        if self.timing is not None and self.orchestration is not None:
+            merged |= {"seconds/iteration": self.timing.seconds, "seconds/orchestration": self.orchestration}
+            merged |= {"seconds/waited": self.timing.waited} if self.timing.waited else {}
         return merged | self._staleness()
 
     @property
@@ -159,16 +172,18 @@ def summarize_iteration(ledger: Ledger, iteration: int) -> IterationSummary:
     return IterationSummary(iteration, manifests, _read_wall(ledger, iteration))
 
 
-def note_wall(ledger: Ledger, iteration: int, wall: float) -> None:
-    """Keep the driver's wall time of an iteration beside its steps; the first note stays."""
-    ledger.store.create(_wall_path(ledger, iteration), json.dumps({"wall": wall}).encode())
+def note_wall(ledger: Ledger, iteration: int, wall: Wall) -> None:
+    """Keep the driver's time of an iteration beside its steps; the first note stays."""
+    told = {"wall": wall.seconds, "waited": wall.waited, "ahead": wall.ahead}
+    ledger.store.create(_wall_path(ledger, iteration), json.dumps(told).encode())
 
 
-def _read_wall(ledger: Ledger, iteration: int) -> float | None:
+def _read_wall(ledger: Ledger, iteration: int) -> Wall | None:
     try:
-        return float(json.loads(ledger.store.read_bytes(_wall_path(ledger, iteration)))["wall"])
+        told = json.loads(ledger.store.read_bytes(_wall_path(ledger, iteration)))
     except FileNotFoundError:
         return None
+    return Wall(float(told["wall"]), float(told.get("waited", 0.0)), bool(told.get("ahead", False)))
 
 
 def _wall_path(ledger: Ledger, iteration: int) -> str:

@@ -21,18 +21,18 @@ from data.config import (
     Generation,
     LayoutConfig,
     ModelConfig,
+    PartialConfig,
     PromptsConfig,
     ReplayConfig,
     ResourcesConfig,
     RewardConfig,
     SamplingConfig,
-    Section,
     TrackingConfig,
     TrainConfig,
     WarmStartConfig,
-    execution,
 )
 from data.problems import PROBLEMS
+from data.sections import Section, execution, later
 
 
 class ConfigError(ValueError):
@@ -49,7 +49,12 @@ class RunConfig(Section):
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
-    environment: EnvironmentConfig = EnvironmentConfig()
+    environment: EnvironmentConfig = later(EnvironmentConfig())
+    partial: PartialConfig = later(PartialConfig())
+    pipelined: bool = later(
+        False,
+        description="generate each iteration's rollouts while the one before trains, under the policy it began with",
+    )
     reward: RewardConfig = RewardConfig()
     replay: ReplayConfig = ReplayConfig()
     advantage: AdvantageConfig = AdvantageConfig()
@@ -64,7 +69,7 @@ class RunConfig(Section):
 
     @property
     def generation(self) -> Generation:
-        return Generation(self.prompts, self.sampling, self.engine, self.environment)
+        return Generation(self.prompts, self.sampling, self.engine, self.environment, self.partial)
 
     @property
     def replay_temperature(self) -> float:
@@ -75,6 +80,8 @@ class RunConfig(Section):
     def _parts_fit_together(self) -> "RunConfig":
         faults = [
             *_sampling_faults(self),
+            *_reward_faults(self),
+            *_partial_faults(self),
             *_advantage_faults(self),
             *_evaluation_faults(self),
             *_resource_faults(self),
@@ -104,11 +111,54 @@ def _sampling_faults(config: RunConfig) -> list[str]:
             "truncated distribution, the trainer's of the full one; set train.old_logp_source = 'replay' and "
             "train.correction.kind = 'none', or top_p = 1 and top_k = 0"
         )
-    reward = config.reward
-    if reward.truncated == "soft" and reward.overlong_buffer > sampling.max_new_tokens:
+    return faults
+
+
+def _reward_faults(config: RunConfig) -> list[str]:
+    faults = []
+    reward, world, longest = config.reward, config.environment.kind, config.sampling.max_new_tokens
+    if reward.truncated == "soft" and reward.overlong_buffer > longest:
         faults.append(
-            f"reward.overlong_buffer = {reward.overlong_buffer} with sampling.max_new_tokens = "
-            f"{sampling.max_new_tokens}: the soft penalty would meet every answer; set it to at most max_new_tokens"
+            f"reward.overlong_buffer = {reward.overlong_buffer} with sampling.max_new_tokens = {longest}: the soft "
+            "penalty would meet every answer; set it to at most max_new_tokens"
+        )
+    if reward.truncated == "soft" and world is not None:
+        faults.append(
+            f"reward.truncated = 'soft' with environment.kind = {world!r}: it compares all that a trajectory says with "
+            "sampling.max_new_tokens, which is of one turn; set it to 'keep' or 'zero'"
+        )
+    if reward.scorer == "environment" and world is None:
+        faults.append(
+            "reward.scorer = 'environment' without an environment.kind: nobody rewards; set environment.kind, or "
+            "another scorer"
+        )
+    if reward.per_turn and config.advantage.estimator != "gae":
+        faults.append(
+            f"reward.per_turn = true with advantage.estimator = {config.advantage.estimator!r}: it reads a "
+            "trajectory's total only, not where it was earned; set reward.per_turn = false, or the estimator 'gae'"
+        )
+    return faults
+
+
+def _partial_faults(config: RunConfig) -> list[str]:
+    partial, wanted = config.partial, config.prompts.per_iteration
+    if partial.groups is None:
+        if partial == PartialConfig():
+            return []
+        return [
+            f"partial.tail = {partial.tail!r}, max_staleness = {partial.max_staleness} without partial.groups: nothing "
+            "is cut off; set it, or remove them"
+        ]
+    faults = []
+    if partial.groups <= wanted:
+        faults.append(
+            f"partial.groups = {partial.groups} with prompts.per_iteration = {wanted}: it must be more, or every group "
+            "is waited for; raise it, or remove it"
+        )
+    if config.environment.kind is None:
+        faults.append(
+            f"partial.groups = {partial.groups} without an environment: trajectories are cut off between turns, and "
+            "have but one; set environment.kind, or remove it"
         )
     return faults
 

@@ -35,8 +35,9 @@ def iteration_line(summary: IterationSummary) -> str:
     parts += [f"{label} {m[name]:{form}}" for label, name, form in _SHOWN if name in m]
     parts += [f"failed {m['reward/failed']:.0f}"] if m.get("reward/failed") else []
     times = " ".join(f"{SHORT[step]} {seconds:.2f}" for step, seconds in summary.seconds.items())
-    if summary.wall is not None:
-        times = f"{summary.wall:.1f} s: {times} orch {summary.orchestration:.2f}"
+    if summary.timing is not None:
+        times = f"{summary.timing.seconds:.1f} s: {times} orch {summary.orchestration:.2f}"
+        times += f" wait {summary.timing.waited:.2f}" if summary.timing.waited else ""
     return "  ".join([*parts, times])
 
 

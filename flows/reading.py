@@ -70,11 +70,12 @@ def run(summary: RunSummary, ledger: Ledger) -> Json:
 
 
 def _iteration(summary: IterationSummary) -> Json:
+    wall = summary.timing.seconds if summary.timing else None
     return {
         "iteration": summary.iteration,
         "complete": summary.complete,
         "metrics": {name: _finite(value) for name, value in summary.metrics.items()},
-        "seconds": {**summary.seconds, "iteration": summary.wall, "orchestration": summary.orchestration},
+        "seconds": {**summary.seconds, "iteration": wall, "orchestration": summary.orchestration},
     }
 
 

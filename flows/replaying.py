@@ -207,7 +207,7 @@ def verify_steps(config: RunConfig, iteration: int, first: str, through: str) ->
     """Make recorded steps once more, each from its recorded inputs, and compare. Nothing of it is kept."""
     home = Home.find()
     with _scratch(config, home, iteration, first, through) as (run, verification):
-        one_iteration(config, run, iteration, head_of(run.ledger, iteration))
+        one_iteration(config, run, iteration, head_of(run.ledger, iteration, config.pipelined))
         return [_check(run.ledger, recorded, again) for recorded, again in verification.pairs]
 
 

@@ -115,7 +115,7 @@ def evaluate_run(
     config = replaying.recorded_config(_ledger(run, store, store_endpoint))
     with session(config, patience_h * 3600) as opened:
         done = summarize(opened.run.ledger).done
-        training.held_out(opened, done, training.head_of(opened.run.ledger, done))
+        training.held_out(opened, done, training.head_of(opened.run.ledger, done, opened.config.pipelined))
         found = summarize(opened.run.ledger).evaluations.get(done)
     figures = found.figures if found else {}
     show_table(f"held-out-{artifact_key(run)}", [{"iterations": done, **figures}], f"Held-out accuracy of {run}")
@@ -135,7 +135,7 @@ def rescore_run(
 
     Args:
         run: Name of the run.
-        scorer: exact, number, integer, math, or path/to/file.py:function.
+        scorer: exact, number, integer, math, environment, judge, or path/to/file.py:function.
         iterations: A:B, from A up to, not with, B.
         overrides: Further changes to the config, each a.b=value.
         store: fsspec URL of the store; unset, the home's own.

@@ -132,7 +132,7 @@ def sweep(config: RunConfig, iteration: int, grid: list[str], held_out: bool = F
         run.only_through("publish" if held_out else "train")
         if held_out:
             run.steps = STEPS  # and so their residents, the engine too
-        head = head_of(run.ledger, iteration)
+        head = head_of(run.ledger, iteration, config.pipelined)
         if not all(_known(run, own, head, iteration, held_out) for _, own in asked):
             run.get_ready()
             if isinstance(head.state, Manifest):

@@ -2,16 +2,19 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from prefect import flow
 
 from data.conversations import of_evaluation, of_iteration
 from data.ledger import Ledger
 from data.manifest import Manifest
-from data.summary import Evaluation, leading, note_wall, summarize_iteration, with_error
+from data.summary import Evaluation, Wall, leading, note_wall, summarize_iteration, with_error
 from flows.config import RunConfig
 from flows.pages import artifact_key, iteration_files, iteration_line, iteration_page
+from flows.pipelining import meanwhile
 from flows.session import Session, session
 from infra.prefect_tasks import as_task
 from infra.tracking import IterationRecord, Tracker
@@ -36,6 +39,8 @@ class Head:
     base: Manifest | Pending  # the policy that training began from
     policy: Manifest | Pending
     state: Manifest | Pending  # of the trainer; before the first iteration the base policy
+    sampler: Manifest | Pending  # the policy that the iteration's rollouts are by
+    before: Manifest | Pending | None = None  # what the iteration before generated
 
     @property
     def recorded(self) -> bool:
@@ -85,14 +90,14 @@ def iterate(config: RunConfig, iteration: int) -> None:
 def begin(config: RunConfig, run: Run) -> Head:
     """The policy that training begins from: imported, warm-started if the config says so; of a fork, its parent's."""
     if run.start is not None:
-        return head_of(run.ledger, run.start.iteration)
+        return head_of(run.ledger, run.start.iteration, config.pipelined)
     require_layout(config.model.path, config.layout)
     imported = import_model(run, config.model.path)
     base = warm_start(run, imported, config.generation, config.warm_start, config.train)
-    return Head(base, policy=base, state=base)
+    return Head(base, policy=base, state=base, sampler=base)
 
 
-def head_of(ledger: Ledger, k: int) -> Head:
+def head_of(ledger: Ledger, k: int, pipelined: bool) -> Head:
     """Where a recorded run stood before iteration `k`, by what is on record. Raises LookupError if it never did."""
 
     def recorded(iteration: int, step: str) -> Manifest:
@@ -103,20 +108,42 @@ def head_of(ledger: Ledger, k: int) -> Head:
 
     if k == 0:
         base = ledger.open(recorded(0, "generate").input_uris["policy"])
-        return Head(base, base, base)
+        return Head(base, base, base, base)
     policy, state = recorded(k - 1, "publish"), recorded(k - 1, "train")
-    return Head(ledger.open(policy.input_uris["base"]), policy, state)
+    base = ledger.open(policy.input_uris["base"])
+    sampler = _began_with(ledger, k - 1, base) if pipelined else policy
+    return Head(base, policy, state, sampler, recorded(k - 1, "generate"))
+
+
+def _began_with(ledger: Ledger, k: int, base: Manifest) -> Manifest:
+    """The policy that iteration `k` began with."""
+    found = ledger.find(ledger.at(k - 1, "publish")) if k else base
+    if found is None:
+        raise LookupError(f"iteration {k} of {ledger.run!r}: publish of iteration {k - 1} is not on record")
+    return found
 
 
 def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
     """The algorithm. Each line is a step: found in the ledger, or run on Ray and entered there."""
-    rollouts = generate(run, k, head.policy, c.generation)
-    rewards = score(run, k, rollouts, c.reward, c.sampling)
-    replays = replay(run, k, rollouts, head.state, c.replay_temperature, c.train, c.critic)
-    advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
-    state = train_on(run, k, head.state, rollouts, replays, advantages, c.replay_temperature, c.train, c.critic)
-    policy = publish(run, k, state, head.base, c.train, c.critic)
-    return Head(head.base, policy, state)
+    temperature, unit = c.replay_temperature, c.advantage.step_unit
+    rollouts = generate(run, k, head.sampler, c.generation, head.before)
+    with meanwhile(run, k, next_rollouts(c, run, k, head, rollouts)):
+        rewards = score(run, k, rollouts, c.reward, c.sampling)
+        replays = replay(run, k, rollouts, head.state, temperature, c.train, c.critic)
+        advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
+        state = train_on(run, k, head.state, rollouts, replays, advantages, temperature, c.train, c.critic, unit)
+        policy = publish(run, k, state, head.base, c.train, c.critic)
+    return Head(head.base, policy, state, head.policy if c.pipelined else policy, rollouts)
+
+
+def next_rollouts(
+    c: RunConfig, run: Run, k: int, head: Head, rollouts: Manifest | Pending
+) -> Callable[[], object] | None:
+    """What makes the rollouts of iteration k + 1 while iteration k trains; None where nothing is done ahead."""
+    alone = run.planning or run.verification is not None or run.through is not None
+    if not c.pipelined or alone or k + 1 >= c.iterations:
+        return None
+    return partial(generate, run, k + 1, head.policy, c.generation, rollouts)
 
 
 def due(config: RunConfig, k: int, first: int) -> bool:
@@ -161,10 +188,12 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
 
     def body(iteration: int) -> Head:
         opened.run.get_ready()
+        ahead = opened.run.ledger.find(opened.run.ledger.at(iteration, "generate")) is not None
         started = time.perf_counter()
         after = one_iteration(opened.config, opened.run, iteration, head)
         if after.recorded and not opened.run.shares(iteration):
-            note_wall(opened.run.ledger, iteration, time.perf_counter() - started)
+            wall = Wall(time.perf_counter() - started, opened.run.waited_s.get(iteration, 0.0), ahead)
+            note_wall(opened.run.ledger, iteration, wall)
         tell_iteration(opened.tracker, opened.run.ledger, iteration)
         summary = summarize_iteration(opened.run.ledger, iteration)
         log.info(iteration_line(summary))

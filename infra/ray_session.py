@@ -107,6 +107,7 @@ class Fleet:
         self._groups: dict[str, PlacementGroup] = {}
         self._session = contextlib.ExitStack()
         self._listener = Listener()
+        self._making = threading.RLock()  # a pipelined run has work for two residents at a time
 
     def close(self) -> None:
         """Stop the residents, and Ray if this fleet started it."""
@@ -120,6 +121,10 @@ class Fleet:
 
     def warm(self, role: Role) -> list[ActorHandle]:
         """The residents of a role; those that have to be made start behind, and this returns."""
+        with self._making:
+            return self._made(role)
+
+    def _made(self, role: Role) -> list[ActorHandle]:
         if not self._residents:
             self._session.enter_context(session(self._address))
         if role.name not in self._residents:
@@ -169,10 +174,11 @@ class Fleet:
         return actors
 
     def _dismiss(self, name: str) -> None:
-        for actor in self._residents.pop(name, []):
-            ray.kill(actor)
-        if name in self._groups:
-            remove_placement_group(self._groups.pop(name))
+        with self._making:
+            for actor in self._residents.pop(name, []):
+                ray.kill(actor)
+            if name in self._groups:
+                remove_placement_group(self._groups.pop(name))
 
 
 def _nothing(resource: object) -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from data.config import EvaluateConfig, Generation, RewardConfig, SamplingConfig
 from data.manifest import Manifest
 from data.summary import DECODINGS, Evaluation
-from tasks.generate import Draw, roll_out, source_of
+from tasks.episodes import source_of
+from tasks.generate import Draw, roll_out
 from tasks.score import Attempts, judge
 from tasks.step import Pending, Run, Step
 

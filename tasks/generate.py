@@ -1,51 +1,31 @@
 """generate: policy -> rollouts. One row per trajectory, token for token what the engine consumed and emitted."""
 
-import functools
-import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
-from data.columns import ROLLOUTS
-from data.config import EnvironmentConfig, Generation, PromptsConfig, SamplingConfig
+from data.columns import CARRY, ROLLOUTS
+from data.config import Generation
 from data.ids import child, root_id
 from data.manifest import Manifest
-from data.prompts import DEMONSTRATION, Prompt, PromptSource, load_source
+from data.prompts import Prompt, PromptSource
 from data.seeds import derive
-from data.user_code import load
 from infra import handover
-from models.agents.loop import Play, Rules, Trajectory
+from models.agents.loop import Trajectory
 from models.engines.contract import RolloutEngine, SamplingParams
-from models.environments.contract import Episode
-from models.environments.spec import EnvironmentSpec
-from models.environments.worlds import Environments, Unanswered
 from ops.metrics import rollout_metrics
+from tasks.episodes import Played, episode_of, play, played_in, source_of
+from tasks.partial import Carried, Settled, groups_of, settle
 from tasks.rollout_rows import Producer, row
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
-if TYPE_CHECKING:
-    from models.tokenizer import Tokenizer
-
 STEP = Step("generate", version=1, kind="rollouts")
-log = logging.getLogger("rollbook")
-source_of = functools.lru_cache(maxsize=8)(load_source)
-
-
-class EnvironmentsFailed(RuntimeError):
-    """Not one trajectory of a step could be played."""
-
-
-@dataclass(frozen=True)
-class Played:
-    """What answers the policy, and how long."""
-
-    spec: EnvironmentSpec
-    config: EnvironmentConfig
 
 
 @dataclass(frozen=True)
@@ -63,20 +43,27 @@ class Draw:
         return found | ({"samples": self.samples} if self.purpose == "eval" and self.samples != 1 else {})
 
 
-def played_in(config: EnvironmentConfig) -> Played | None:
-    """None for a config without an environment. Raises UserCodeError for a user's file that cannot be read."""
-    if config.kind is None:
-        return None
-    kind, *tools = (load(name) if ":" in name else name for name in (config.kind, *config.tools))
-    return Played(EnvironmentSpec(kind, tuple(tools), config.options, config.announce), config)
-
-
 @unless_given(STEP)
-def generate(run: Run, iteration: int, policy: Manifest | Pending, generation: Generation) -> Manifest | Pending:
-    """Rollouts of the next `prompts.per_iteration` prompts under `policy`, `samples_per_prompt` siblings each."""
-    prompts = generation.prompts
-    draw = Draw("train", iteration * prompts.per_iteration, prompts.per_iteration, prompts.samples_per_prompt)
-    return roll_out(run, STEP, iteration, policy, draw, generation)
+def generate(
+    run: Run,
+    iteration: int,
+    policy: Manifest | Pending,
+    generation: Generation,
+    before: Manifest | Pending | None,
+) -> Manifest | Pending:
+    """Rollouts of the next `prompts.per_iteration` prompts under `policy`, `samples_per_prompt` siblings each.
+
+    before: what the iteration before generated; with `partial` its unfinished groups go on.
+    """
+    prompts, groups = generation.prompts, generation.partial.groups
+    wanted, samples = prompts.per_iteration, prompts.samples_per_prompt
+    if groups is None:
+        return roll_out(run, STEP, iteration, policy, Draw("train", iteration * wanted, wanted, samples), generation)
+    cursor, carried = 0, 0
+    if isinstance(before, Manifest):
+        cursor, carried = before.facts["cursor"]["end"], before.facts["carried_groups"]
+    draw = Draw("train", cursor, groups - carried, samples)
+    return roll_out(run, STEP, iteration, policy, draw, generation, {} if before is None else {"carry": before})
 
 
 def roll_out(
@@ -86,8 +73,9 @@ def roll_out(
     policy: Manifest | Pending,
     draw: Draw,
     generation: Generation,
+    carry: Mapping[str, Manifest | Pending] | None = None,
 ) -> Manifest | Pending:
-    """Rollouts of the prompts that `draw` names; also how evaluation generates."""
+    """Rollouts of the prompts that `draw` names; also how evaluation generates. carry: input of that name, or none."""
     prompts, played = generation.prompts, played_in(generation.environment)
     source = source_of(prompts)
     config = {
@@ -97,17 +85,23 @@ def roll_out(
         "engine": generation.engine.semantic(),
     }
     config |= {"environment": generation.environment.semantic()} if played else {}
+    if draw.purpose == "train" and generation.partial.groups is not None:
+        config |= {"partial": generation.partial.semantic(), "wanted": prompts.per_iteration}
     seed = derive(run.seed, step.name, iteration) if draw.purpose == "train" else derive(run.seed, step.name)
     return perform(
         run,
         step,
         iteration,
-        {"policy": policy, "prompts": source.digest if draw.purpose == "train" else source.held_out_digest},
+        {
+            "policy": policy,
+            "prompts": source.digest if draw.purpose == "train" else source.held_out_digest,
+            **(carry or {}),
+        },
         config,
         seed,
         run.engine,
         _generate,
-        (draw, prompts, generation.sampling, played, run.seed, run.hands_over),
+        (draw, generation, played, run.seed, run.hands_over),
         played.spec.code if played else {},
     )
 
@@ -116,8 +110,7 @@ def _generate(
     engine: RolloutEngine,
     job: Job,
     draw: Draw,
-    prompts: PromptsConfig,
-    sampling: SamplingConfig,
+    generation: Generation,
     played: Played | None,
     order_seed: int,
     handed_over: bool,
@@ -125,15 +118,13 @@ def _generate(
     """handed_over: the trainer may have left the policy in memory."""
     from models.tokenizer import Tokenizer
 
-    policy = job.input("policy")
+    policy, sampling, partial = job.input("policy"), generation.sampling, generation.partial
     in_memory = handover.offered(policy.content_digest) if handed_over else None
     folder = in_memory or job.folder("policy")
     tokenizer = Tokenizer(folder)
     clock = time.perf_counter()
     engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
     sync_s = time.perf_counter() - clock
-    source = source_of(prompts)
-    trajectories = _trajectories(_roots(source, draw, order_seed), draw.samples, job.seed)
     params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -142,55 +133,44 @@ def _generate(
         eos_ids=tokenizer.eos_ids,
         stop=tuple(sampling.stop),
     )
+    source = source_of(generation.prompts)
+    fresh = _trajectories(_roots(source, draw, order_seed), draw.samples, job.seed)
+    wanted = None if draw.purpose == "eval" or partial.groups is None else generation.prompts.per_iteration
+    carried = Carried.of(job, source, order_seed) if wanted else Carried()
+    going_on = carried.within(policy.policy_version, partial.max_staleness)
+    trajectories = [*going_on, *fresh]
     started, clock = datetime.now(UTC), time.perf_counter()
-    play(engine, tokenizer, params, played, trajectories)
+    sampled = play(engine, tokenizer, params, played, trajectories, wanted)
     seconds = time.perf_counter() - clock
+    settled = settle(trajectories, wanted, partial.tail) if wanted else Settled(trajectories, [], [])
     producer = Producer(engine.name, engine.version, engine.logprob_semantics(params), tokenizer, sampling)
-    rows = [row(trajectory, draw.purpose, producer, started) for trajectory in trajectories]
-    attempt = job.attempt()
-    version = policy.policy_version
+    attempt, version = job.attempt(), policy.policy_version
+    rows = [row(trajectory, draw.purpose, producer, started) for trajectory in settled.committed]
     attempt.add_table("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS), policy_version=version)
-    return attempt.commit(
-        metrics=_metrics(trajectories, seconds) | {"generate/sync_s": sync_s},
-        facts={
-            "cursor": {"start": draw.cursor, "end": draw.cursor + draw.count},
-            "duplicates": source.duplicates,
-            "policy_version": version,
-            "device": engine.health().device,
-        },
-    )
+    metrics = _metrics(settled.committed, sampled, seconds) | {"generate/sync_s": sync_s}
+    facts = {
+        "cursor": {"start": draw.cursor, "end": draw.cursor + draw.count},
+        "duplicates": source.duplicates,
+        "policy_version": version,
+        "device": engine.health().device,
+    }
+    if wanted:
+        rows = [carried.row(t, producer, started, job.iteration) for t in settled.carried]
+        attempt.add_table("carry", pa.Table.from_pylist(rows, schema=CARRY), policy_version=version)
+        submitted = len(carried.trajectories) + len(fresh)
+        metrics |= settled.metrics(submitted, len(carried.trajectories) - len(going_on))
+        facts |= {"carried_groups": len(groups_of(settled.carried))}
+    return attempt.commit(metrics=metrics, facts=facts)
 
 
-def play(
-    engine: RolloutEngine,
-    tokenizer: "Tokenizer",
-    params: SamplingParams,
-    played: Played | None,
-    trajectories: list[Trajectory],
-) -> None:
-    """Raises EnvironmentsFailed if not one trajectory could be played."""
-    if played is None:
-        return Play(engine, tokenizer, params, Unanswered(), Rules()).run(trajectories)
-    if tokenizer.rewrites_history:
-        log.warning("the chat template shows earlier turns otherwise than they were sampled; streams keep what was")
-    worlds = Environments(played.spec, played.config.timeout_s)
-    rules = Rules(played.config.max_turns, played.config.in_flight)
-    Play(engine, tokenizer, params, worlds, rules).run(trajectories)
-    if all(trajectory.status == "failed" for trajectory in trajectories):
-        raise EnvironmentsFailed(
-            f"all {len(trajectories)} trajectories failed, the first one by: {trajectories[0].error}; nothing can be "
-            "learned from them: mend the environment"
-        )
-
-
-def _metrics(trajectories: list[Trajectory], seconds: float) -> dict[str, float]:
+def _metrics(trajectories: list[Trajectory], sampled: int, seconds: float) -> dict[str, float]:
     turns = np.array([trajectory.stream.turns for trajectory in trajectories])
     lengths = np.array([int(trajectory.stream.action_mask.sum()) for trajectory in trajectories])
     truncated = np.array([trajectory.status == "truncated" for trajectory in trajectories])
-    tokens, failed = float(lengths.sum()), sum(trajectory.status == "failed" for trajectory in trajectories)
+    failed = sum(trajectory.status == "failed" for trajectory in trajectories)
     return rollout_metrics(lengths, truncated, turns) | {
-        "generate/tokens": tokens,
-        "generate/tokens_per_s": tokens / seconds,
+        "generate/tokens": float(sampled),
+        "generate/tokens_per_s": sampled / seconds,
         "generate/failed": float(failed),
     }
 
@@ -207,9 +187,3 @@ def _trajectories(roots: list[tuple[str, Prompt]], samples: int, seed: int) -> l
     """`samples` siblings of each root."""
     pairs = [(child(root, branch), prompt) for root, prompt in roots for branch in range(samples)]
     return [Trajectory(episode_of(name, prompt, derive(seed, name))) for name, prompt in pairs]
-
-
-def episode_of(name: str, prompt: Prompt, seed: int) -> Episode:
-    """What a trajectory starts from; its metadata is all that scorers and environments learn of the prompt."""
-    metadata = {key: value for key, value in prompt.metadata.items() if key != DEMONSTRATION}
-    return Episode(name, tuple(prompt.messages), metadata | {"prompt_id": prompt.prompt_id}, seed)

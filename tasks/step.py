@@ -68,6 +68,13 @@ class Job:
     def seed(self) -> int:
         return self.request.seed
 
+    @property
+    def iteration(self) -> int:
+        """Raises TypeError for a step that belongs to no iteration."""
+        if self.address.iteration is None:
+            raise TypeError(f"step {self.request.step!r} belongs to no iteration")
+        return self.address.iteration
+
     def input(self, name: str) -> Manifest:
         found = self.request.inputs[name]
         if not isinstance(found, Manifest):
@@ -129,6 +136,7 @@ class Run:
     verification: "Verification | None" = None
     steps: Sequence[str] = STEPS  # that may have to run; only their residents are made
     planning: bool = False
+    waited_s: dict[int, float] = field(default_factory=dict)  # by iteration: at its end, for the next one's rollouts
     notes: list[Note] = field(default_factory=list)
     watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
 

@@ -15,7 +15,7 @@ from models.engines.contract import SamplingParams
 from models.megatron.contract import Setup
 from ops.packing import pack
 from ops.ragged import Ragged, from_rows
-from tasks.generate import Played, episode_of, play, played_in, source_of
+from tasks.episodes import Played, episode_of, play, played_in, source_of
 from tasks.publish import commit_policy
 from tasks.state import bring
 from tasks.step import Job, Pending, Run, Step, perform
@@ -66,7 +66,8 @@ def _warm_start(
 
     bring(trainer, job, setup)
     shown = source_of(prompts).demonstrations(0, config.steps * config.batch, derive(job.seed, STEP.name))
-    streams, loss_mask = demonstrated(Tokenizer(job.folder("state")), shown, played)
+    folder = job.folder("state")
+    streams, loss_mask = trainer.from_first(lambda: demonstrated(Tokenizer(folder), shown, played))
     rows = np.arange(len(streams)).reshape(config.steps, config.batch)
     plan = [pack(streams.lengths, members, micro_tokens) for members in rows]
     updates = trainer.supervise(streams, loss_mask, plan)

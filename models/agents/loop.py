@@ -36,6 +36,7 @@ class Trajectory:
     error: str | None = None
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
+    round: int = 0  # of the engine, in which it ended; 0: before the first
 
     @property
     def name(self) -> str:
@@ -62,14 +63,17 @@ class Play:
         self._engine, self._tokenizer, self._params = engine, tokenizer, params
         self._worlds, self._rules = worlds, rules
         self._encoded = functools.cache(self._encode)
+        self._rounds = self._sampled = 0
 
-    def run(self, trajectories: Sequence[Trajectory]) -> None:
+    def run(self, trajectories: Sequence[Trajectory]) -> int:
         """Each to its end, or with `enough` until so many groups are at theirs; the others are then `carried`.
+
+        Returns how many tokens were sampled.
 
         One that has a stream already goes on from there. Raises what the engine raises, and PromptTooLong or ValueError
         for a prompt without an environment that cannot be asked.
         """
-        waiting, active = deque(trajectories), []
+        waiting, active = deque(t for t in trajectories if t.status is None), []
         with self._worlds:
             while (waiting or active) and not self._enough(trajectories):
                 room = len(waiting) if self._rules.in_flight is None else self._rules.in_flight - len(active)
@@ -78,6 +82,7 @@ class Play:
         for trajectory in trajectories:
             if trajectory.status is None:
                 trajectory.end("carried")
+        return self._sampled
 
     def _enough(self, trajectories: Sequence[Trajectory]) -> bool:
         if self._rules.enough is None:
@@ -111,10 +116,12 @@ class Play:
 
     def _round(self, active: list[Trajectory]) -> list[Trajectory]:
         """One turn of each; those that go on."""
+        self._rounds += 1
         asked = [self._request(trajectory) for trajectory in active]
         answers = self._engine.generate(asked, self._params) if asked else []
         heard = []
         for trajectory, answer in zip(active, answers, strict=True):
+            self._sampled += len(answer.token_ids)
             trajectory.stream.say(answer, said := self._text(answer))
             if answer.finish_reason == "length":
                 cut = len(answer.token_ids) == self._params.max_new_tokens
@@ -153,5 +160,8 @@ class Play:
         return stream.show(ids, reply.messages, str(reply.messages[0]["role"]))
 
     def _unfinished(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        self._worlds.close([trajectory.name for trajectory in trajectories if trajectory.status is not None])
+        ended = [trajectory for trajectory in trajectories if trajectory.status is not None]
+        for trajectory in ended:
+            trajectory.round = self._rounds
+        self._worlds.close([trajectory.name for trajectory in ended])
         return [trajectory for trajectory in trajectories if trajectory.status is None]

@@ -1,7 +1,9 @@
 """One trajectory's tokens. A stream only grows: what was sampled or shown is never tokenised again, nor changed."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +41,13 @@ class Stream:
 
     def __len__(self) -> int:
         return self.spans[-1].start + self.spans[-1].length if self.spans else 0
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "Stream":
+        """As it was when it was stored: a row of data.columns.ROLLOUTS as plain values."""
+        spans = [_span(turn) for turn in row["turns"]]
+        ids, logprobs = np.asarray(row["token_ids"], np.int32), np.asarray(row["rollout_logprobs"], np.float32)
+        return cls(json.loads(row["messages"]), (), spans, [ids], [logprobs])
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -94,3 +103,9 @@ class Stream:
         self.spans.append(span)
         self._ids.append(np.asarray(ids, np.int32))
         self._logprobs.append(np.asarray(logprobs, np.float32))
+
+
+def _span(turn: Mapping[str, Any]) -> Span:
+    names = ("role", "start", "length", "finish_reason", "policy_version", "policy_digest", "env_reward")
+    calls = json.loads(turn["tool_calls"] or "[]")
+    return Span(**{name: turn[name] for name in names}, tool_calls=tuple(ToolCall(**call) for call in calls))

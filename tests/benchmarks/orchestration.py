@@ -52,7 +52,7 @@ def steps_of(file: str, rows: int) -> Any:
         for name in STEPS:
             step, inputs = Step(name, 1, "rollouts"), {"before": made}
             made = perform(run, step, k, inputs, {"rows": rows}, 0, run.worker, write, (file,))
-        return training.Head(head.base, made, made)
+        return training.Head(head.base, made, made, made)
 
     return one_iteration
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data.config import EvaluateConfig, PromptsConfig, RewardConfig, SamplingConfig
+from data.config import EngineConfig, EvaluateConfig, Generation, PromptsConfig, RewardConfig, SamplingConfig
 from data.manifest import Manifest
 from data.summary import Evaluation, leading, with_error
 from data.tables import read_table
@@ -59,7 +59,8 @@ def test_c35_a_ragged_last_batch_is_exact(bench: Any, pool: Any, policy: Manifes
 
     sampling, draw = SamplingConfig(max_new_tokens=2), Draw("eval", 0, 384, samples=3)
     job = bench.job("evaluate_sampled", "rollouts", {"policy": policy})
-    rollouts = _generate(TransformersEngine(4, threads=2), job, draw, held_out, sampling, None, 0, False)
+    generation = Generation(held_out, sampling, EngineConfig())
+    rollouts = _generate(TransformersEngine(4, threads=2), job, draw, generation, None, 0, False)
     rows = read_table(bench.ledger.store, rollouts).to_pylist()
     assert len({row["trajectory_id"] for row in rows}) == len({row["sampling"]["seed"] for row in rows}) == 21
     asked = [json.loads(row["messages"])[0]["content"] for row in rows]

@@ -23,7 +23,7 @@ def site() -> Iterator[Web]:
         yield running
 
 
-visit = Visit(timeout_s=5.0, allow_private=True)
+visit = Visit(timeout_s=60.0, allow_private=True)
 
 
 def test_reads_the_text_of_a_page(site: Web) -> None:

@@ -1,0 +1,75 @@
+"""From prompts to trajectories that were played: what generate and a warm start have in common."""
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from data.config import EnvironmentConfig
+from data.prompts import DEMONSTRATION, Prompt, load_source
+from data.user_code import load
+from models.agents.loop import Play, Rules, Trajectory
+from models.engines.contract import RolloutEngine, SamplingParams
+from models.environments.contract import Episode
+from models.environments.spec import EnvironmentSpec
+from models.environments.worlds import Environments, Unanswered
+
+if TYPE_CHECKING:
+    from models.tokenizer import Tokenizer
+
+source_of = functools.lru_cache(maxsize=8)(load_source)
+log = logging.getLogger("rollbook")
+
+
+class EnvironmentsFailed(RuntimeError):
+    """Not one trajectory of a step could be played."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What answers the policy, and how long."""
+
+    spec: EnvironmentSpec
+    config: EnvironmentConfig
+
+
+def played_in(config: EnvironmentConfig) -> Played | None:
+    """None for a config without an environment. Raises UserCodeError for a user's file that cannot be read."""
+    if config.kind is None:
+        return None
+    kind, *tools = (load(name) if ":" in name else name for name in (config.kind, *config.tools))
+    return Played(EnvironmentSpec(kind, tuple(tools), config.options, config.announce), config)
+
+
+def episode_of(name: str, prompt: Prompt, seed: int) -> Episode:
+    """What a trajectory starts from; its metadata is all that scorers and environments learn of the prompt."""
+    metadata = {key: value for key, value in prompt.metadata.items() if key != DEMONSTRATION}
+    return Episode(name, tuple(prompt.messages), metadata | {"prompt_id": prompt.prompt_id}, seed)
+
+
+def play(
+    engine: RolloutEngine,
+    tokenizer: "Tokenizer",
+    params: SamplingParams,
+    played: Played | None,
+    trajectories: Sequence[Trajectory],
+    enough: int | None = None,
+) -> int:
+    """Play each to its end, or until `enough` groups are whole. Returns how many tokens were sampled.
+
+    Raises EnvironmentsFailed if not one trajectory could be played.
+    """
+    if played is None:
+        return Play(engine, tokenizer, params, Unanswered(), Rules()).run(trajectories)
+    if tokenizer.rewrites_history:
+        log.warning("the chat template shows earlier turns otherwise than they were sampled; streams keep what was")
+    worlds = Environments(played.spec, played.config.timeout_s)
+    rules = Rules(played.config.max_turns, played.config.in_flight, enough)
+    sampled = Play(engine, tokenizer, params, worlds, rules).run(trajectories)
+    if trajectories and all(trajectory.status == "failed" for trajectory in trajectories):
+        raise EnvironmentsFailed(
+            f"all {len(trajectories)} trajectories failed, the first one by: {trajectories[0].error}; nothing can be "
+            "learned from them: mend the environment"
+        )
+    return sampled

@@ -1,0 +1,128 @@
+"""Partial rollout: more groups are in play than are wanted, and what is unfinished when enough are whole waits."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from data.ids import cursor_of, root_of
+from data.prompts import Prompt, PromptSource
+from data.tables import read_table
+from models.agents.loop import Trajectory
+from models.agents.stream import Stream
+from tasks.episodes import episode_of
+from tasks.rollout_rows import Producer, row
+from tasks.step import Job
+
+type Groups = dict[str, list[Trajectory]]  # by root, in the order in which they were begun
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Where every trajectory in play went: each is in exactly one of them, with all its siblings."""
+
+    committed: list[Trajectory]
+    carried: list[Trajectory]
+    dropped: list[Trajectory]
+
+    def metrics(self, submitted: int, stale: int) -> dict[str, float]:
+        """completed + failed + carried + dropped = submitted, in trajectories. stale: how many of the dropped."""
+        failed = sum(trajectory.status == "failed" for trajectory in self.committed)
+        counts = {
+            "submitted": submitted,
+            "completed": len(self.committed) - failed,
+            "failed": failed,
+            "carried": len(self.carried),
+            "dropped": len(self.dropped) + stale,
+            "stale": stale,
+        }
+        return {f"partial/{name}": float(count) for name, count in counts.items()}
+
+
+def settle(trajectories: Sequence[Trajectory], wanted: int, tail: Literal["carry", "drop"]) -> Settled:
+    """The first `wanted` groups that were whole, those of one round in the order in which they were begun.
+
+    Further whole groups wait for the next iteration. The others are carried to it, or dropped with their siblings.
+    """
+    groups = groups_of(trajectories)
+    whole = sorted((root for root in groups if _is_whole(groups[root])), key=lambda root: _round(groups[root]))
+    committed, spare = set(whole[:wanted]), set(whole[wanted:])
+
+    def of(roots: set[str]) -> list[Trajectory]:
+        return [trajectory for root in groups if root in roots for trajectory in groups[root]]
+
+    unfinished = set(groups) - committed - spare
+    if tail == "drop":
+        return Settled(of(committed), of(spare), of(unfinished))
+    return Settled(of(committed), of(spare | unfinished), [])
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the iteration before left unfinished, or whole and unused."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    origins: dict[str, int] = field(default_factory=dict)  # by trajectory: the iteration that began it
+
+    @classmethod
+    def of(cls, job: Job, source: PromptSource, order_seed: int) -> "Carried":
+        """Raises ValueError if the prompts are no longer those that the trajectories began from."""
+        if "carry" not in job.request.inputs:
+            return cls()
+        rows = read_table(job.ledger.store, job.input("carry"), name="carry").to_pylist()
+        trajectories = [_resumed(found, _prompt_of(found, source, order_seed)) for found in rows]
+        return cls(trajectories, {found["trajectory_id"]: found["origin_iteration"] for found in rows})
+
+    def within(self, version: int, most: int) -> list[Trajectory]:
+        """Those of groups whose first turn was sampled at most so many optimizer updates before `version`."""
+        groups = groups_of(self.trajectories).values()
+        return [t for group in groups if version - _oldest(group, version) <= most for t in group]
+
+    def row(self, trajectory: Trajectory, producer: Producer, started: datetime, iteration: int) -> dict[str, Any]:
+        """One row of data.columns.CARRY. One that was never begun has its prompt only."""
+        turns = trajectory.stream.turns
+        if not trajectory.stream:
+            messages = trajectory.episode.messages
+            trajectory.stream.show(producer.tokenizer.encode_prompt(messages), messages, "user")
+        origin = self.origins.get(trajectory.name, iteration)
+        found = row(trajectory, "train", producer, started)
+        return found | {"resume_turn": turns, "origin_iteration": origin}
+
+
+def _resumed(found: Mapping[str, Any], prompt: Prompt) -> Trajectory:
+    episode = episode_of(found["trajectory_id"], prompt, found["sampling"]["seed"])
+    if found["status"] == "carried":
+        return Trajectory(episode, Stream.of_row(found) if found["resume_turn"] else Stream())
+    return Trajectory(episode, Stream.of_row(found), found["status"], found["truncation"], found["error"])
+
+
+def _prompt_of(found: Mapping[str, Any], source: PromptSource, order_seed: int) -> Prompt:
+    root = found["root_id"]
+    (prompt,) = source.take(cursor_of(root), 1, order_seed)
+    if prompt.prompt_id != json.loads(found["metadata"])["prompt_id"]:
+        raise ValueError(
+            f"trajectory {found['trajectory_id']}: its place in the prompts now holds {prompt.prompt_id}: they were "
+            "changed within the run; put them back, or start another run"
+        )
+    return prompt
+
+
+def groups_of(trajectories: Sequence[Trajectory]) -> Groups:
+    groups: Groups = {}
+    for trajectory in trajectories:
+        groups.setdefault(root_of(trajectory.name), []).append(trajectory)
+    return groups
+
+
+def _is_whole(group: Sequence[Trajectory]) -> bool:
+    return all(trajectory.status != "carried" for trajectory in group)
+
+
+def _round(group: Sequence[Trajectory]) -> int:
+    return max(trajectory.round for trajectory in group)
+
+
+def _oldest(group: Sequence[Trajectory], version: int) -> int:
+    versions = [s.policy_version for t in group for s in t.stream.spans if s.policy_version is not None]
+    return min(versions, default=version)
