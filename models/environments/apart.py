@@ -99,7 +99,7 @@ class Apart:
 
 def _start(spec: EnvironmentSpec) -> _Child:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", *spec.modules])
+    context.set_forkserver_preload(["__main__", __name__, *spec.modules])
     ours, theirs = context.Pipe()
     with _processes:
         process = context.Process(target=_serve, args=(theirs, spec), daemon=True)

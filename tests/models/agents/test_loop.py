@@ -1,17 +1,14 @@
 """The agent loop at its edges: what ends a trajectory, and that nothing which ends one ends the others."""
 
 import logging
-import math
 import os
 import threading
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 
@@ -55,7 +52,7 @@ class Says:
         self._turns[name] = self._turns.get(name, 0) + 1
         room = min(params.max_new_tokens, self._tokenizer.context - len(request.token_ids))
         endless = (name, self._turns[name]) in self._endless
-        ids = [5] * room if endless else [*self._tokenizer.encode("ok"), self._tokenizer.eos_ids[0]][-room:]
+        ids = [5] * room if endless else [*self._tokenizer.encode("ok"), self._tokenizer.eos_ids[0]][:room]
         reason = "length" if endless or ids[-1] not in self._tokenizer.eos_ids else "stop"
         logprobs = np.full(len(ids), -0.5, np.float32)
         return Completion(name, np.array(ids, np.int32), logprobs, reason, 3, "p")
@@ -80,7 +77,8 @@ class Here(EnvironmentSpec):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    found = Tokenizer(write_toy(tmp_path_factory.mktemp("toy")) or tmp_path_factory.getbasetemp() / "toy0")
+    write_toy(folder := tmp_path_factory.mktemp("toy"))
+    found = Tokenizer(folder)
     found.context = CONTEXT
     return found
 
@@ -206,11 +204,11 @@ HARM = {"Hostile": ("raise", "hang", "SystemExit", "nan"), "Isolated": ("raise",
 def test_c34_nothing_leaks_where_one_in_ten_comes_to_harm(
     tokenizer: Tokenizer, tmp_path: Path, kind: str, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Harm by turns, in the first turn or the second. No environment, thread or process is left; no group is torn."""
+    """Harm in the second turn. No environment, thread or process is left; no group is torn."""
     log, before = Log(tmp_path), threading.active_count()
     harmed = {i: HARM[kind][i // 10 % 4] for i in range(0, count, 10)}
     asked = [
-        trajectory(f"q@{i // 4}/{i % 4}", acts={f"step {1 + i // 40 % 2}": harmed[i]} if i in harmed else {})
+        trajectory(f"q@{i // 4}/{i % 4}", acts={"step 2": harmed[i]} if i in harmed else {})
         for i in range(count)
     ]
     params = SamplingParams(1.0, 1.0, 0, LIMIT, tokenizer.eos_ids)
@@ -218,7 +216,7 @@ def test_c34_nothing_leaks_where_one_in_ten_comes_to_harm(
     with caplog.at_level(logging.WARNING, "rollbook"):
         Play(Says(tokenizer), tokenizer, params, worlds, Rules(5, 250)).run(asked)
     assert [t.status for t in asked] == ["failed" if i in harmed else "ok" for i in range(count)]
-    assert [t.stream.turns for t in asked] == [1 + i // 40 % 2 if i in harmed else 3 for i in range(count)]
+    assert [t.stream.turns for t in asked] == [2 if i in harmed else 3 for i in range(count)]
     rows = require_rows(asked, tokenizer)
     assert [r["trajectory_id"] for r in rows] == [f"q@{i // 4}/{i % 4}" for i in range(count)]
     for i, r in enumerate(rows):
