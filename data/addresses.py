@@ -1,4 +1,4 @@
-"""Store URLs: what may stand in one. They are recorded in manifests and logs, so no secret may."""
+"""Addresses of stores and servers: what may stand in one. They are recorded in manifests and logs, so no secret may."""
 
 from urllib.parse import urlsplit
 
@@ -34,6 +34,18 @@ def require_endpoint(url: str) -> None:
     require_no_secret(url, "store endpoint")
     if not url.startswith(("http://", "https://")) or not urlsplit(url).netloc:
         raise StoreError(f"store endpoint {url!r}: must begin with http:// or https://, as in http://127.0.0.1:9000")
+
+
+def require_plain(url: str, key: str) -> None:
+    """Raises ValueError unless it is an address of a server and nothing more. key: the variable for its secret."""
+    parts = urlsplit(url)
+    if "@" in url or parts.query:
+        raise ValueError(
+            f"{parts.scheme}://***: holds credentials or a query, and URLs are recorded; write "
+            f"http://host:port, and put the server's key into the environment variable {key}"
+        )
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(f"{url!r}: must begin with http:// or https://, as in http://10.0.0.7:30000")
 
 
 MOVE_THEM = "credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile named by AWS_PROFILE"

@@ -27,7 +27,21 @@ def check_rewards(rows: Rows) -> None:
     token_rewards = rows.tokens("token_rewards")
     rows.require_equal_lengths({"token_rewards": token_rewards})
     if token_rewards is not None:
-        rows.require_finite("token_rewards", token_rewards)
+        _check_token_rewards(rows, token_rewards, np.isnan(reward))
+
+
+def _check_token_rewards(rows: Rows, token_rewards: Ragged, no_reward: np.ndarray) -> None:
+    """They are parts of the reward: where there is none, there are no parts. no_reward: [rows] bool"""
+    rows.require_finite("token_rewards", token_rewards)
+    if rows.action_mask is not None:
+        rows.require_zero_outside("token_rewards", token_rewards, rows.action_mask, "at a token that is not an action")
+    rows.refuse_tokens(
+        (token_rewards.values != 0) & np.repeat(no_reward, token_rewards.lengths),
+        token_rewards,
+        lambda row, at: (
+            f"token_rewards[{at}] is {token_rewards.row(row)[at]} without a reward; they are parts of it: fill with 0"
+        ),
+    )
 
 
 def check_replays(rows: Rows) -> None:

@@ -7,52 +7,18 @@ One that came when runs were already on record is declared with `later(...)`: it
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
+from data.addresses import require_plain
 from data.patience import PATIENCE_S
+from data.sections import Fraction, Positive, Rate, Section, execution, later
 
-Positive = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
 EVERY_ENGINE = ("kind", "batch", "sync")  # settings of engine
 ENVIRONMENT_NAMES = ("tools", "textworld", "gym")  # of models.environments.spec
 TOOL_NAMES = ("calculator", "python", "search", "visit")  # likewise
-SCORER_NAMES = ("exact", "number", "integer", "math")  # of ops.scorers
-
-
-def execution(default: Any, **kwargs: Any) -> Any:
-    """A field that says how to run, not what to compute: it never enters a step's key."""
-    return Field(default, json_schema_extra={"execution": True}, **kwargs)
-
-
-def later(default: Any, **kwargs: Any) -> Any:
-    """A semantic field that older records lack: it enters a key only while it differs from its default.
-
-    So the default must mean what was done before the field came, and may never change.
-    """
-    return Field(default, json_schema_extra={"later": True}, **kwargs)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
-
-    def semantic(self) -> dict[str, Any]:
-        """The fields that change the result, as plain JSON values, nested ones included; see `execution`, `later`."""
-        return dict(_walk(self))
-
-
-def _walk(section: BaseModel) -> list[tuple[str, Any]]:
-    rows = []
-    for name, field in type(section).model_fields.items():
-        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        value = getattr(section, name)
-        if extra.get("execution") or (extra.get("later") and value == field.default):
-            continue
-        rows.append((name, dict(_walk(value)) if isinstance(value, BaseModel) else value))
-    return rows
+SCORER_NAMES = ("exact", "number", "integer", "math", "environment", "judge")  # of ops.scorers, but for the last two
 
 
 class ModelConfig(Section):
@@ -108,14 +74,7 @@ class EngineConfig(Section):
     @classmethod
     def _addresses_without_secrets(cls, urls: list[str]) -> list[str]:
         for url in urls:
-            parts = urlsplit(url)
-            if "@" in url or parts.query:
-                raise ValueError(
-                    f"{parts.scheme}://***: holds credentials or a query, and URLs are recorded; write "
-                    "http://host:port, and put the server's key into the environment variable SGLANG_API_KEY"
-                )
-            if parts.scheme not in ("http", "https") or not parts.netloc:
-                raise ValueError(f"{url!r}: must begin with http:// or https://, as in http://10.0.0.7:30000")
+            require_plain(url, "SGLANG_API_KEY")
         if len(set(urls)) < len(urls):
             raise ValueError(f"{urls}: each server must be named once")
         return urls
@@ -203,14 +162,32 @@ class Generation:
     partial: PartialConfig = dataclasses.field(default_factory=PartialConfig)
 
 
+class JudgeConfig(Section):
+    """A model that says whether answers are right. Wherever it is served, it is the same one."""
+
+    url: str | None = execution(None, description="OpenAI-compatible, as http://host:8000/v1; key: JUDGE_API_KEY")
+    model: str | None = Field(None, description="its name at that address")
+    attempts: Positive = Field(3, description="to get an answer of it; then the sample is marked failed")
+    timeout_s: float = Field(60.0, gt=0.0, description="seconds an attempt may take")
+
+    @field_validator("url")
+    @classmethod
+    def _address_without_secrets(cls, url: str | None) -> str | None:
+        if url is not None:
+            require_plain(url, "JUDGE_API_KEY")
+        return url
+
+
 class RewardConfig(Section):
-    scorer: str = Field("exact", description="exact, number, integer, math, or path/to/file.py:function")
+    scorer: str = Field("exact", description=f"{', '.join(SCORER_NAMES)}, or path/to/file.py:function")
     timeout_s: float = Field(10.0, gt=0.0, description="seconds a sample may take before it is marked failed")
     attempts: Positive = 1
     truncated: Literal["keep", "zero", "soft"] = "keep"
     overlong_buffer: Positive = 4096
     overlong_factor: float = Field(1.0, ge=0.0)
     workers: Positive = execution(1, description="scorer processes")
+    per_turn: bool = later(False, description="of environment: at each turn's last token what that turn was given")
+    judge: JudgeConfig = later(JudgeConfig(), description="of judge, instead of timeout_s and attempts")
 
     @field_validator("scorer")
     @classmethod
@@ -220,6 +197,17 @@ class RewardConfig(Section):
                 f"{scorer!r} is no scorer; use one of {', '.join(SCORER_NAMES)}, or path/to/file.py:function"
             )
         return scorer
+
+    @model_validator(mode="after")
+    def _has_what_it_reads(self) -> "RewardConfig":
+        if self.per_turn and self.scorer != "environment":
+            raise ValueError(
+                f"per_turn = true with scorer = {self.scorer!r}: only the environment rewards turns; set scorer = "
+                "'environment', or per_turn = false"
+            )
+        if self.scorer == "judge" and (lacking := [n for n in ("url", "model") if getattr(self.judge, n) is None]):
+            raise ValueError(f"scorer = 'judge' without judge.{lacking[0]}; set reward.judge.{lacking[0]}")
+        return self
 
 
 class ReplayConfig(Section):
@@ -237,6 +225,16 @@ class AdvantageConfig(Section):
     std: Literal["population", "unbiased"] = "population"
     mask_truncated: bool = Field(False, description="leave truncated trajectories out of the loss")
     eps: float = Field(1e-6, ge=0.0)
+    step_unit: Literal["token", "turn"] = later("token", description="of GAE: ops.turns.STEP_UNITS")
+
+    @model_validator(mode="after")
+    def _turns_need_steps(self) -> "AdvantageConfig":
+        if self.step_unit == "turn" and self.estimator != "gae":
+            raise ValueError(
+                f"step_unit = 'turn' with estimator = {self.estimator!r}: it has one advantage a trajectory and no "
+                "steps; set estimator = 'gae', or step_unit = 'token'"
+            )
+        return self
 
 
 class OptimizerConfig(Section):

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from data.attempt import Attempt, read_manifest
 from data.columns import SCHEMA_VERSION
-from data.config import Section
 from data.manifest import Manifest, ManifestError
 from data.request import Address, Difference, Request, StepConflict, conflict, differences
+from data.sections import Section
 from data.store import Store
 from data.tables import read_table
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from data.config import SCORER_NAMES
 from data.ledger import Ledger, require_record
 from flows import views
 from flows.commands import AsJson, Endpoint, Overrides, StoreUrl, beside, command, console, open_store
@@ -152,7 +153,7 @@ def sweep(
 @command
 def rescore(
     name: Annotated[str, typer.Argument(metavar="RUN")],
-    scorer: Annotated[str, typer.Option("--scorer", help="exact, number, integer, math, or path/to/file.py:function.")],
+    scorer: Annotated[str, typer.Option("--scorer", help=f"{', '.join(SCORER_NAMES)}, or path/to/file.py:function.")],
     iterations: Annotated[str, typer.Option("--iterations", metavar="A:B", help="From A up to, not with, B.")] = ":",
     overrides: Overrides = None,
     plot: Plot = None,

@@ -27,14 +27,12 @@ from data.config import (
     ResourcesConfig,
     RewardConfig,
     SamplingConfig,
-    Section,
     TrackingConfig,
     TrainConfig,
     WarmStartConfig,
-    execution,
-    later,
 )
 from data.problems import PROBLEMS
+from data.sections import Section, execution, later
 
 
 class ConfigError(ValueError):
@@ -82,6 +80,7 @@ class RunConfig(Section):
     def _parts_fit_together(self) -> "RunConfig":
         faults = [
             *_sampling_faults(self),
+            *_reward_faults(self),
             *_partial_faults(self),
             *_advantage_faults(self),
             *_evaluation_faults(self),
@@ -112,11 +111,31 @@ def _sampling_faults(config: RunConfig) -> list[str]:
             "truncated distribution, the trainer's of the full one; set train.old_logp_source = 'replay' and "
             "train.correction.kind = 'none', or top_p = 1 and top_k = 0"
         )
-    reward = config.reward
-    if reward.truncated == "soft" and reward.overlong_buffer > sampling.max_new_tokens:
+    return faults
+
+
+def _reward_faults(config: RunConfig) -> list[str]:
+    faults = []
+    reward, world, longest = config.reward, config.environment.kind, config.sampling.max_new_tokens
+    if reward.truncated == "soft" and reward.overlong_buffer > longest:
         faults.append(
-            f"reward.overlong_buffer = {reward.overlong_buffer} with sampling.max_new_tokens = "
-            f"{sampling.max_new_tokens}: the soft penalty would meet every answer; set it to at most max_new_tokens"
+            f"reward.overlong_buffer = {reward.overlong_buffer} with sampling.max_new_tokens = {longest}: the soft "
+            "penalty would meet every answer; set it to at most max_new_tokens"
+        )
+    if reward.truncated == "soft" and world is not None:
+        faults.append(
+            f"reward.truncated = 'soft' with environment.kind = {world!r}: it compares all that a trajectory says with "
+            "sampling.max_new_tokens, which is of one turn; set it to 'keep' or 'zero'"
+        )
+    if reward.scorer == "environment" and world is None:
+        faults.append(
+            "reward.scorer = 'environment' without an environment.kind: nobody rewards; set environment.kind, or "
+            "another scorer"
+        )
+    if reward.per_turn and config.advantage.estimator != "gae":
+        faults.append(
+            f"reward.per_turn = true with advantage.estimator = {config.advantage.estimator!r}: it reads a "
+            "trajectory's total only, not where it was earned; set reward.per_turn = false, or the estimator 'gae'"
         )
     return faults
 

@@ -135,7 +135,7 @@ def rescore_run(
 
     Args:
         run: Name of the run.
-        scorer: exact, number, integer, math, or path/to/file.py:function.
+        scorer: exact, number, integer, math, environment, judge, or path/to/file.py:function.
         iterations: A:B, from A up to, not with, B.
         overrides: Further changes to the config, each a.b=value.
         store: fsspec URL of the store; unset, the home's own.

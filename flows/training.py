@@ -130,12 +130,13 @@ def _began_with(ledger: Ledger, k: int, base: Manifest) -> Manifest:
 
 def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
     """The algorithm. Each line is a step: found in the ledger, or run on Ray and entered there."""
+    temperature, unit = c.replay_temperature, c.advantage.step_unit
     rollouts = generate(run, k, head.sampler, c.generation, head.before)
     with meanwhile(run, k, next_rollouts(c, run, k, head, rollouts)):
         rewards = score(run, k, rollouts, c.reward, c.sampling)
-        replays = replay(run, k, rollouts, head.state, c.replay_temperature, c.train, c.critic)
+        replays = replay(run, k, rollouts, head.state, temperature, c.train, c.critic)
         advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
-        state = train_on(run, k, head.state, rollouts, replays, advantages, c.replay_temperature, c.train, c.critic)
+        state = train_on(run, k, head.state, rollouts, replays, advantages, temperature, c.train, c.critic, unit)
         policy = publish(run, k, state, head.base, c.train, c.critic)
     return Head(head.base, policy, state, head.policy if c.pipelined else policy, rollouts)
 

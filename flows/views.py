@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data.summary import DECODINGS, RunSummary, leading, with_error
+from data.summary import RunSummary, leading, with_error
 from flows.config import RunConfig
 from flows.reading import Json
 from ops.mismatch import decades
@@ -106,7 +106,9 @@ def run(console: Console, found: Json) -> None:
 
 def _held_out(held_out: Json) -> str:
     before, after = held_out["before"] or {}, held_out["after"] or {}
-    names = leading(before, after) or DECODINGS
+    names = leading(before, after)
+    if not names:
+        return "held-out: not evaluated"
     return f"held-out: {', '.join(f'{name} {with_error(before, name)} → {with_error(after, name)}' for name in names)}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ops.gae import ListColumn, gae
+from ops.gae import ListColumn, gae, turn_gae
 from ops.groups import global_, group, group_center, group_numbers, statistics
 from ops.masked import row_means, spread, whiten
 from ops.ragged import Ragged, from_arrow, row_sums, to_arrow
@@ -33,14 +33,16 @@ class AdvantageOptions:
     std: str = "population"
     mask_truncated: bool = False
     eps: float = 1e-6
+    step_unit: str = "token"
 
 
 @dataclass(frozen=True)
 class AdvantageBatch:
     """Scored trajectories, in any order; list columns over the full stream.
 
-    An estimator sees it with `rewards` NaN for every excluded trajectory and the per-token rewards included, and with
-    `token_rewards` final: both scattered and added up.
+    `rewards` are totals; `token_rewards` say where parts of them were earned, the rest at the last action token. An
+    estimator sees the batch with `rewards` NaN for every excluded trajectory and `token_rewards` final: parts and rest,
+    which add up to the total.
     """
 
     trajectory_id: StringColumn  # [rows]
@@ -49,7 +51,7 @@ class AdvantageBatch:
     rewards: np.ndarray  # [rows] float64, NaN: failed
     truncated: np.ndarray  # [rows] bool, the answer was cut
     action_mask: ListColumn  # list<bool>
-    token_rewards: ListColumn | None = None  # list<float>, in addition to `rewards`
+    token_rewards: ListColumn | None = None  # list<float>, parts of `rewards`
     values: ListColumn | None = None  # list<float>
     bootstrap_values: np.ndarray | None = None  # [rows] float, read where truncated
 
@@ -98,8 +100,9 @@ class AdvantageColumns:
 
 def _estimate_gae(batch: AdvantageBatch, options: AdvantageOptions) -> Estimate:
     bootstrap = _bootstrap(batch) if options.bootstrap_truncated else None
+    steps = {"token": gae, "turn": turn_gae}
     return Estimate(
-        *gae(
+        *steps[options.step_unit](
             batch.token_rewards,
             batch.values,
             batch.action_mask,
@@ -206,9 +209,10 @@ def _reasons(batch: AdvantageBatch) -> pa.StringArray:
 def _prepare(batch: AdvantageBatch, excluded: np.ndarray) -> tuple[AdvantageBatch, int]:
     """The batch as estimators see it, and the number of rewards that found no token."""
     rewards = np.where(excluded, np.nan, batch.rewards)
-    placed, unplaced = scatter(rewards, batch.action_mask, batch.token_rewards)
+    rest = rewards
     if batch.token_rewards is not None:
-        rewards = rewards + row_sums(from_arrow(batch.token_rewards, "token_rewards"))
+        rest = rewards - row_sums(from_arrow(batch.token_rewards, "token_rewards"))
+    placed, unplaced = scatter(rest, batch.action_mask, batch.token_rewards)
     return replace(batch, rewards=rewards, token_rewards=placed), unplaced
 
 

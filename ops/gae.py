@@ -1,12 +1,16 @@
 """Generalised advantage estimation over packed trajectories: one compiled pass, no padding, no copy out of Arrow."""
 
+from typing import Any
+
 import numba
 import numpy as np
 import pyarrow as pa
 
 from ops.ragged import Ragged, flatten, from_arrow, row_sums, to_arrow
+from ops.turns import Turns
 
 ListColumn = pa.ListArray | pa.ChunkedArray
+NO_VALUES = "values: missing; GAE needs the critic's values, so turn the critic on (critic.kind)"
 
 
 def gae(
@@ -42,7 +46,7 @@ def gae(
     _check_fraction("gamma", gamma)
     _check_fraction("lam", lam)
     if values is None:
-        raise ValueError("values: missing; GAE needs the critic's values, so turn the critic on (critic.kind)")
+        raise ValueError(NO_VALUES)
     mask_bits, bit_start, offsets = _mask_bits(action_mask)
     rewards = _tokens("token_rewards", token_rewards, offsets)
     old_values = _tokens("values", values, offsets)
@@ -51,6 +55,26 @@ def gae(
     out = np.empty((2, offsets[-1]), np.float32)
     _backward(rewards, old_values, mask_bits, bit_start, offsets, float(gamma), gamma * lams, after, out)
     return to_arrow(Ragged(out[0], offsets), pa.float32()), to_arrow(Ragged(out[1], offsets), pa.float32())
+
+
+def turn_gae(
+    token_rewards: ListColumn, values: ListColumn | None, action_mask: ListColumn, **options: Any
+) -> tuple[pa.ListArray, pa.ListArray]:
+    """`gae` with a turn, a run of action tokens, as the step: of all turns of a row, by the same recurrence.
+
+    A turn's reward is the sum of its tokens', its value that of its first token. All its tokens get its advantage, its
+    first one its return, the others the return 0: no value of theirs is learned (see `ops.turns.value_mask`).
+    length_alpha counts turns. Arguments, result and errors are as of `gae`. Source: math.md 3.
+    """
+    if values is None:
+        raise ValueError(NO_VALUES)
+    turns = Turns(from_arrow(action_mask, "action_mask"))
+    rewards = turns.sums(_tokens("token_rewards", token_rewards, turns.mask.offsets))
+    old_values = turns.firsts(_tokens("values", values, turns.mask.offsets))
+    steps = rewards.like(np.ones(len(rewards.values), bool))
+    columns = to_arrow(rewards, pa.float32()), to_arrow(old_values, pa.float32()), to_arrow(steps, pa.bool_())
+    advantages, returns = (column.flatten().to_numpy() for column in gae(*columns, **options))
+    return to_arrow(turns.spread(advantages), pa.float32()), to_arrow(turns.at_firsts(returns), pa.float32())
 
 
 @numba.njit(cache=True, nogil=True)

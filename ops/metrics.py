@@ -52,13 +52,21 @@ def rollout_metrics(lengths: np.ndarray, truncated: np.ndarray, turns: np.ndarra
 
 
 def advantage_metrics(
-    advantages: Ragged, loss_mask: Ragged, values: Ragged | None = None, returns: Ragged | None = None
+    advantages: Ragged,
+    loss_mask: Ragged,
+    values: Ragged | None = None,
+    returns: Ragged | None = None,
+    value_mask: Ragged | None = None,
 ) -> dict[str, float]:
-    """Of the loss_mask tokens: advantages and, with a critic, values, returns and the explained variance."""
+    """Of the loss_mask tokens: advantages and, with a critic, values, returns and the explained variance.
+
+    The last three of those in value_mask too; None: all.
+    """
     metrics = describe("advantage", advantages.values[loss_mask.values], "mean", "std")
     if values is None or returns is None:
         return metrics
-    kept_values, kept_returns = values.values[loss_mask.values], returns.values[loss_mask.values]
+    kept = loss_mask.values if value_mask is None else loss_mask.values & value_mask.values
+    kept_values, kept_returns = values.values[kept], returns.values[kept]
     metrics |= describe("value", kept_values, "mean") | describe("return", kept_returns, "mean")
     if len(kept_returns):
         metrics["value/explained_variance"] = explained_variance(kept_values, kept_returns)

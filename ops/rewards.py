@@ -1,9 +1,11 @@
-"""Scalar rewards onto tokens, and the reward of answers that ran out of room."""
+"""Scalar rewards onto tokens, what an environment gave, and the reward of answers that ran out of room."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from ops.ragged import Ragged, from_arrow, to_arrow
+from ops.ragged import Ragged, from_arrow, offsets_of, row_sums, to_arrow
 
 TRUNCATION_MODES = ("keep", "zero", "soft")
 
@@ -55,6 +57,54 @@ def _add_token_rewards(placed: np.ndarray, extra: Ragged, mask: Ragged, finite: 
     home = _nearest_action(mask)
     use = np.repeat(finite, mask.lengths) & (home >= 0)
     np.add.at(placed, home[use], extra.values[use].astype(np.float64))
+
+
+@dataclass(frozen=True)
+class EnvironmentRewards:
+    """What environments gave for the turns of some trajectories."""
+
+    flat: np.ndarray  # [turns] float64, NaN where a turn is not generated or was given none
+    given: np.ndarray  # [turns] bool; a reward that is NaN is given too
+    ends: np.ndarray  # [turns] int64, the index in its stream behind the turn's last token
+    lengths: np.ndarray  # [turns] int64, tokens
+    offsets: np.ndarray  # [rows + 1] int64, into turns
+
+    @classmethod
+    def of(cls, turns: pa.ListArray | pa.ChunkedArray) -> "EnvironmentRewards":
+        """turns: list<struct<is_generated, start, length, env_reward, ...>>, as rollouts have them."""
+        rows = turns.combine_chunks() if isinstance(turns, pa.ChunkedArray) else turns
+        names = ("is_generated", "start", "length", "env_reward")
+        generated, start, length, reward = (rows.flatten().field(name) for name in names)
+        lengths = length.to_numpy().astype(np.int64)
+        return cls(
+            flat=reward.to_numpy(zero_copy_only=False).astype(np.float64),
+            given=reward.is_valid().to_numpy(zero_copy_only=False) & generated.to_numpy(zero_copy_only=False),
+            ends=start.to_numpy() + lengths,
+            lengths=lengths,
+            offsets=offsets_of(np.diff(rows.offsets.to_numpy())),
+        )
+
+    @property
+    def totals(self) -> np.ndarray:
+        """[rows] float64: the sum over each row's turns, NaN if one of them is, 0 where none was given."""
+        return row_sums(Ragged(np.where(self.given, self.flat, 0.0), self.offsets))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """[rows] int64: turns that were given a reward."""
+        return row_sums(Ragged(self.given, self.offsets))
+
+    def placed(self, stream: Ragged, rows: np.ndarray) -> pa.ListArray:
+        """Each reward at its turn's last token, of the given rows, [rows] bool; 0 elsewhere: list<float32>.
+
+        A turn without a token has no place. stream: any column over the full streams.
+        """
+        tokens = np.zeros(len(stream.values), np.float32)
+        spans = np.diff(self.offsets)
+        here = self.given & (self.lengths > 0) & np.repeat(rows, spans)
+        at = np.repeat(stream.offsets[:-1], spans) + self.ends - 1
+        tokens[at[here]] = self.flat[here]
+        return to_arrow(stream.like(tokens), pa.float32())
 
 
 def last_action(mask: Ragged) -> np.ndarray:

@@ -11,6 +11,7 @@ from ops.advantages import AdvantageBatch, AdvantageColumns, AdvantageOptions, e
 from ops.metrics import advantage_metrics, group_metrics
 from ops.ragged import from_arrow
 from ops.rewards import scored
+from ops.turns import value_mask
 from tasks.step import Job, Pending, Run, Step, perform, require_same_rows, unless_given
 
 STEP = Step("advantages", version=1, kind="advantages")
@@ -63,19 +64,20 @@ def _advantages(worker: TimedPool, job: Job, config: AdvantageConfig) -> Manifes
     columns = estimate(config.estimator, batch, options)
     attempt = job.attempt()
     attempt.add_table("advantages", columns.table(), rollouts=rollouts)
-    return attempt.commit(metrics=_metrics(columns, batch))
+    return attempt.commit(metrics=_metrics(columns, batch, config.step_unit))
 
 
-def _metrics(columns: AdvantageColumns, batch: AdvantageBatch) -> dict[str, float]:
+def _metrics(columns: AdvantageColumns, batch: AdvantageBatch, step_unit: str) -> dict[str, float]:
     values = None if batch.values is None else from_arrow(batch.values, "values")
     returns = None if columns.returns is None else from_arrow(columns.returns, "returns")
     advantages = from_arrow(columns.token_advantages, "token_advantages")
+    valued = value_mask(from_arrow(batch.action_mask, "action_mask"), step_unit)
     rewards = np.where(columns.excluded, np.nan, batch.rewards)
     return {
         "advantages/excluded": float(columns.excluded.sum()),
         "advantages/unplaced_rewards": float(columns.unplaced),
         **group_metrics(rewards, batch.groups()),
-        **advantage_metrics(advantages, from_arrow(columns.loss_mask, "loss_mask"), values, returns),
+        **advantage_metrics(advantages, from_arrow(columns.loss_mask, "loss_mask"), values, returns, valued),
     }
 
 

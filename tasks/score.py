@@ -1,6 +1,5 @@
 """score: rollouts -> rewards. A scorer that raises, hangs or returns junk marks its trajectory, never the run."""
 
-import functools
 import json
 import math
 from collections.abc import Mapping
@@ -13,19 +12,21 @@ from pydantic import JsonValue
 
 from data.columns import REWARDS
 from data.config import RewardConfig, SamplingConfig
+from data.digest import json_digest
 from data.manifest import Manifest
 from data.user_code import UserCode, load
 from infra.timed_pool import Outcome, TimedPool
 from ops.attempts import attempt_metrics
 from ops.groups import group_numbers
 from ops.metrics import reward_metrics
-from ops.ragged import from_arrow, row_sums
-from ops.rewards import shape_truncated
-from tasks.scoring import Scored, call_scorer, load_scorer
+from ops.ragged import Ragged, from_arrow, row_sums
+from ops.rewards import EnvironmentRewards, shape_truncated
+from ops.verdicts import PROMPT
+from tasks.outcomes import columns_of, identity, outcomes_of
+from tasks.scoring import Scored
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
 
 EXAMPLE_CHARACTERS = 1000
-COLUMNS = ["trajectory_id", "root_id", "token_ids", "action_mask", "messages", "metadata", "status"]
 STEP = Step("score", version=1, kind="rewards")
 
 
@@ -61,6 +62,7 @@ def judge(
     """A reward for every trajectory; also how evaluation scores, which measures avg@k and pass@k besides."""
     code = {"scorer": load(reward.scorer)} if ":" in reward.scorer else {}
     config = {"reward": reward.semantic(), "max_new_tokens": sampling.max_new_tokens}
+    config |= {"judge_prompt": json_digest(PROMPT)} if reward.scorer == "judge" else {}
     config |= attempts.keyed() if attempts else {}
     return perform(
         run,
@@ -84,20 +86,15 @@ def _score(
     code: UserCode | None,
     attempts: Attempts | None = None,
 ) -> Manifest:
-    rollouts = job.table("rollouts", COLUMNS)
-    rows = [
-        (code or reward.scorer, json.loads(messages)[-1]["content"], json.loads(metadata))
-        for messages, metadata in zip(rollouts["messages"].to_pylist(), rollouts["metadata"].to_pylist(), strict=True)
-    ]
-    prepare = functools.partial(load_scorer, code or reward.scorer)
-    outcomes = pool.map(call_scorer, rows, reward.timeout_s, reward.attempts, prepare)
+    rollouts = job.table("rollouts", ["root_id", "token_ids", *columns_of(reward)])
+    outcomes = outcomes_of(pool, rollouts, reward, code)
     raw = np.array([math.nan if o.error else o.value.reward for o in outcomes], np.float64)
-    lengths = row_sums(from_arrow(rollouts["action_mask"], "action_mask"))
+    mask = from_arrow(rollouts["action_mask"], "action_mask")
     truncated = np.array([status == "truncated" for status in rollouts["status"].to_pylist()])
     shaped, penalty = shape_truncated(
-        raw, lengths, max_new_tokens, truncated, reward.truncated, reward.overlong_buffer, reward.overlong_factor
+        raw, row_sums(mask), max_new_tokens, truncated, reward.truncated, reward.overlong_buffer, reward.overlong_factor
     )
-    scorer = {"scorer": reward.scorer, "scorer_digest": code.digest if code else f"builtin:{reward.scorer}"}
+    scorer = {"scorer": reward.scorer, "scorer_digest": identity(reward, code)}
     table = pa.Table.from_pylist(
         [
             _row(trajectory, outcome, shaped[i], penalty[i], scorer)
@@ -105,12 +102,22 @@ def _score(
         ],
         schema=REWARDS,
     )
+    if reward.per_turn:
+        earned = np.isfinite(shaped) & ~(truncated & (reward.truncated == "zero"))
+        table = _with_turns(table, rollouts, mask, earned)
     metrics = reward_metrics(shaped, _components(outcomes))
     if attempts is not None:
         metrics |= attempt_metrics(shaped, group_numbers(rollouts["root_id"]), attempts.samples, attempts.passing)
     attempt = job.attempt()
     attempt.add_table("rewards", table, rollouts=rollouts)
     return attempt.commit(metrics=metrics, facts={"examples": _examples(rollouts, shaped)})
+
+
+def _with_turns(table: pa.Table, rollouts: pa.Table, mask: Ragged, earned: np.ndarray) -> pa.Table:
+    """What environments gave for each turn, in the trajectories that keep it, [rows] bool."""
+    placed = EnvironmentRewards.of(rollouts["turns"]).placed(mask, earned)
+    at = table.schema.get_field_index("token_rewards")
+    return table.set_column(at, table.schema.field(at), placed)
 
 
 def _examples(rollouts: pa.Table, rewards: np.ndarray) -> dict[str, Any]:

@@ -1,12 +1,26 @@
 """One response to one reward, in a scorer process. Light to import: such a process holds nothing else."""
 
+import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from data.config import JudgeConfig
 from data.user_code import UserCode
 from ops.scorers import SCORERS
+from ops.verdicts import answer_in, ask, verdict
+
+type Scorer = UserCode | JudgeConfig | str
+
+
+@dataclass(frozen=True)
+class Response:
+    """What is to be scored: the policy's last message, and what it was asked."""
+
+    text: str
+    question: str
+    metadata: Mapping[str, Any]  # the prompt's
 
 
 @dataclass(frozen=True)
@@ -18,21 +32,34 @@ class Scored:
     extracted: str | None = None
 
 
-def load_scorer(scorer: UserCode | str) -> None:
-    """Run a user's file once in this process. Raises UserCodeError if that fails."""
+def load_scorer(scorer: Scorer) -> None:
+    """Run a user's file once in this process, or load what asks a judge. Raises UserCodeError if the file fails."""
     if isinstance(scorer, UserCode):
         _ = scorer.function
+    if isinstance(scorer, JudgeConfig):
+        importlib.import_module("infra.judge")
 
 
-def call_scorer(scorer: UserCode | str, response: str, metadata: Mapping[str, Any]) -> Scored:
+def call_scorer(scorer: Scorer, response: Response) -> Scored:
     """The reward of one response. Raises for whatever is no reward."""
     if isinstance(scorer, UserCode):
-        return _checked(scorer.function(response, metadata), scorer.name)
-    reference = metadata.get("answer")
+        return _checked(scorer.function(response.text, response.metadata), scorer.name)
+    name = "judge" if isinstance(scorer, JudgeConfig) else scorer
+    reference = response.metadata.get("answer")
     if reference is None:
-        raise ValueError(f"scorer {scorer!r} needs metadata.answer, and prompt {metadata.get('prompt_id')} has none")
-    found = SCORERS[scorer](response, str(reference))
+        asked = response.metadata.get("prompt_id")
+        raise ValueError(f"scorer {name!r} needs metadata.answer, and prompt {asked} has none")
+    if isinstance(scorer, JudgeConfig):
+        return _judged(scorer, response, str(reference))
+    found = SCORERS[scorer](response.text, str(reference))
     return Scored(found.reward, {}, found.extracted)
+
+
+def _judged(judge: JudgeConfig, response: Response, reference: str) -> Scored:
+    from infra.judge import answer  # what only a judge needs
+
+    prediction = answer_in(response.text)
+    return Scored(verdict(answer(judge, ask(response.question, reference, prediction))), {}, prediction)
 
 
 def _checked(said: Any, name: str) -> Scored:

@@ -60,11 +60,7 @@ def bring(trainer: "Trainer", job: Job, setup: Setup) -> None:
 
 def _repeat(trainer: "Trainer", job: Job, step: Manifest) -> None:
     """The recorded train step once more; the trainer then holds what it made, to the bit or within TOLERANCE."""
-    setup, recorded = _setup_of(step), step.config
-    temperature, frozen = recorded["temperature"], recorded["policy_frozen"]
-    if not isinstance(temperature, float) or not isinstance(frozen, bool):
-        raise ManifestError(f"{step.uri}: temperature {temperature!r}, policy_frozen {frozen!r}; restore the file")
-    options = TrainOptions(_train_config_of(step), temperature, policy_frozen=frozen)
+    setup, options = _setup_of(step), _options_of(step)
     lessons = Lessons(*(_table(job, step, name) for name in ("rollouts", "replays", "advantages")))
     if not trainer.resume(step.inputs["state"], setup):
         raise NotTheState(f"{step.uri}: begins at a state that the step before it did not make; restore the manifests")
@@ -120,6 +116,14 @@ def _setup_of(step: Manifest) -> Setup:
     critic: Any = step.config["critic"]
     train = _train_config_of(step)
     return Setup(CriticConfig(**critic), train.optimizer, train.recompute)
+
+
+def _options_of(step: Manifest) -> TrainOptions:
+    recorded = step.config
+    temperature, frozen, unit = recorded["temperature"], recorded["policy_frozen"], recorded.get("step_unit", "token")
+    if not isinstance(temperature, float) or not isinstance(frozen, bool) or not isinstance(unit, str):
+        raise ManifestError(f"{step.uri}: temperature {temperature!r}, policy_frozen {frozen!r}; restore the file")
+    return TrainOptions(_train_config_of(step), temperature, frozen, unit)
 
 
 def _train_config_of(step: Manifest) -> TrainConfig:

@@ -33,15 +33,17 @@ def train(
     temperature: float,
     config: TrainConfig,
     critic: CriticConfig,
+    step_unit: str = "token",
 ) -> Manifest | Pending:
-    """The training state after this iteration's optimizer steps."""
-    options = TrainOptions(config, temperature, policy_frozen=iteration < critic.warmup_iterations)
+    """The training state after this iteration's optimizer steps. step_unit: of the advantages."""
+    options = TrainOptions(config, temperature, iteration < critic.warmup_iterations, step_unit)
     setup = Setup(critic, config.optimizer, config.recompute)
     read = {
         "train": config.semantic(),
         "critic": critic.semantic(),
         "temperature": temperature,
         "policy_frozen": options.policy_frozen,
+        **({} if step_unit == "token" else {"step_unit": step_unit}),  # records from before the setting lack it
     }
     return perform(
         run,

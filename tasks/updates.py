@@ -12,6 +12,7 @@ from models.megatron.contract import Setup, TrainBatch, TrainOptions
 from ops.importance import Corrected, CorrectionOptions, correct
 from ops.packing import mini_batches, pack
 from ops.ragged import Ragged, from_arrow
+from ops.turns import value_mask
 from tasks.mismatch import require_comparable
 from tasks.step import require_same_rows
 
@@ -50,15 +51,17 @@ class Lessons:
         rollouts, replays, advantages = self.rollouts, self.replays, self.advantages
         old = rollouts["rollout_logprobs"] if options.train.old_logp_source == "rollout" else replays["old_logprobs"]
         with_values = setup.critic.kind != "none"
+        actions = from_arrow(rollouts["action_mask"], "action_mask")
         return TrainBatch(
             streams=from_arrow(rollouts["token_ids"], "token_ids"),
-            action_mask=from_arrow(rollouts["action_mask"], "action_mask"),
+            action_mask=actions,
             loss_mask=from_arrow(advantages["loss_mask"], "loss_mask"),
             old_logprobs=from_arrow(old, "old_logprobs"),
             advantages=from_arrow(advantages["token_advantages"], "token_advantages"),
             returns=_optional(advantages, "returns", with_values),
             old_values=_optional(replays, "values", with_values),
             weights=None if corrected is None else corrected.weights,
+            value_mask=value_mask(actions, options.step_unit) if with_values else None,
         )
 
     def _corrected(self, config: CorrectionConfig) -> Corrected | None:

@@ -66,7 +66,8 @@ def _warm_start(
 
     bring(trainer, job, setup)
     shown = source_of(prompts).demonstrations(0, config.steps * config.batch, derive(job.seed, STEP.name))
-    streams, loss_mask = demonstrated(Tokenizer(job.folder("state")), shown, played)
+    folder = job.folder("state")
+    streams, loss_mask = trainer.from_first(lambda: demonstrated(Tokenizer(folder), shown, played))
     rows = np.arange(len(streams)).reshape(config.steps, config.batch)
     plan = [pack(streams.lengths, members, micro_tokens) for members in rows]
     updates = trainer.supervise(streams, loss_mask, plan)

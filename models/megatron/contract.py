@@ -22,6 +22,7 @@ class TrainOptions:
     train: TrainConfig
     temperature: float  # of the distribution sampled from; > 0
     policy_frozen: bool = False  # critic-only warm-up: no weight of the policy moves
+    step_unit: str = "token"  # of the advantages; the critic learns the value of each step
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class TrainBatch:
     returns: Ragged | None = None  # float32, needed with a critic
     old_values: Ragged | None = None  # float32, needed with a critic
     weights: Ragged | None = None  # float32, each token's share in the policy loss; None: 1
+    value_mask: Ragged | None = None  # bool, of the loss tokens those whose value is learned; None: all
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from models.megatron.batch import PackedBatch, flat_indices, pack
 from models.megatron.contract import TrainBatch
 from models.megatron.networks import Reads
 from models.megatron.shares import Shares
+from ops.losses import step_denominator
 from ops.ragged import Ragged, offsets_of
 
 _ONE = Shares()
@@ -41,6 +42,8 @@ class Lesson:
     returns: torch.Tensor | None
     old_values: torch.Tensor | None
     weights: torch.Tensor | None  # of the policy loss
+    valued: torch.Tensor | None  # bool, the tokens of the value loss; None: all
+    value_scale: float  # see value_scale
 
 
 def prepare(
@@ -62,7 +65,9 @@ def prepare(
     )
 
 
-def prepare_lesson(batch: TrainBatch, rows: np.ndarray, device: torch.device, shares: Shares = _ONE) -> Lesson:
+def prepare_lesson(
+    batch: TrainBatch, rows: np.ndarray, device: torch.device, shares: Shares = _ONE, value_scale: float = 1.0
+) -> Lesson:
     """The same, with the loss tokens' columns."""
     micro = prepare(batch.streams, batch.action_mask, rows, device, shares)
     rows = micro.packed.rows
@@ -82,7 +87,20 @@ def prepare_lesson(batch: TrainBatch, rows: np.ndarray, device: torch.device, sh
         returns=column(batch.returns),
         old_values=column(batch.old_values),
         weights=column(batch.weights),
+        valued=None if batch.value_mask is None else torch.from_numpy(batch.value_mask.values[source]).to(device),
+        value_scale=value_scale,
     )
+
+
+def value_scale(batch: TrainBatch, rows: np.ndarray, mode: str) -> float:
+    """What the value loss of an optimizer step over `rows` is multiplied by, to be a mean over its own tokens.
+
+    The step's losses add up and are divided by one count, that of the loss tokens.
+    """
+    if batch.value_mask is None:
+        return 1.0
+    valued = batch.loss_mask.like(batch.loss_mask.values & batch.value_mask.values)
+    return step_denominator(batch.loss_mask, rows, mode) / step_denominator(valued, rows, mode)
 
 
 def check_streams(streams: Ragged, action_mask: Ragged) -> None:
@@ -99,11 +117,11 @@ def check_streams(streams: Ragged, action_mask: Ragged) -> None:
 def check_batch(batch: TrainBatch, critic: bool) -> None:
     """check_streams, and ValueError for a column of other rows, a stray loss token, or a critic without its columns."""
     check_streams(batch.streams, batch.action_mask)
-    for name in ("loss_mask", "old_logprobs", "advantages", "returns", "old_values", "weights"):
+    for name in ("loss_mask", "old_logprobs", "advantages", "returns", "old_values", "weights", "value_mask"):
         column = getattr(batch, name)
         if column is not None:
             _check_rows(batch.streams, column, name)
-        elif critic and name != "weights":
+        elif critic and name not in ("weights", "value_mask"):
             raise ValueError(
                 f"{name} is missing; a critic learns from returns and old_values: replay with values first"
             )

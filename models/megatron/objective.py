@@ -25,6 +25,7 @@ class Objective:
     """policy + value_weight · value − entropy_bonus · entropy, each aggregated over the optimizer step by `mode`.
 
     A lesson's weights multiply the policy's loss of each token, and nothing else; what they are divided by stays.
+    The value loss is of the lesson's valued tokens alone, and aggregated over them.
     A frozen policy needs no mention: no gradient leads to its terms, and they are only measured.
     """
 
@@ -62,9 +63,12 @@ def grade(
         "loss/negative_entropy": objective.entropy_bonus,
     }
     learned = torch.zeros((), dtype=torch.float64, device=lesson.advantages.device)
+    everywhere = torch.ones_like(lesson.advantages, dtype=torch.bool)
+    _, count = aggregate(lesson.advantages, everywhere, lesson.offsets, objective.mode, objective.horizon)
     for name, per_token in terms.items():
-        everywhere = torch.ones_like(per_token, dtype=torch.bool)
-        numerator, count = aggregate(per_token, everywhere, lesson.offsets, objective.mode, objective.horizon)
+        among, scale = (_valued(lesson), lesson.value_scale) if name == "loss/value" else (everywhere, 1.0)
+        numerator, _ = aggregate(per_token, among, lesson.offsets, objective.mode, objective.horizon)
+        numerator = scale * numerator
         learned = learned + weights[name] * numerator
         scalars |= {name: numerator.detach(), "count": count}
     logprobs = _loss_tokens(outputs.logprobs.detach(), lesson) if objective.token_loss is not None else None
@@ -86,13 +90,15 @@ def step_metrics(parts: Sequence[Measured], step: int) -> dict[str, float]:
         sick = ranks.from_speakers([row for part in parts for row in _sick_rows(part)])
         raise NonFiniteLoss(step, sorted(set(sick)), "the loss is not finite")
     tokens, count = totals.pop("tokens"), max(totals.pop("count"), 1.0)
+    valued = totals.pop("valued", 0.0)
     totals.pop("loss/negative_entropy", None)
     metrics = {"train/tokens": tokens}
     for name, value in totals.items():
         if name.endswith(("/min", "/max")):
             metrics[name] = value if tokens else 1.0
         else:
-            metrics[name] = value / (count if name.startswith("loss/") else max(tokens, 1.0))
+            per = {"loss": count, "value": max(valued, 1.0)}
+            metrics[name] = value / per.get(name.partition("/")[0], max(tokens, 1.0))
     if "ratio/mean" in metrics:
         variance = metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2
         metrics["ratio/std"] = math.sqrt(max(variance, 0.0))
@@ -115,8 +121,15 @@ def _terms(outputs: Outputs, lesson: Lesson, objective: Objective) -> tuple[dict
         values = outputs.values.index_select(0, read_at)
         terms["loss/value"] = value_loss(values, lesson.old_values, lesson.returns, objective.value_clip)
         moved = (values.detach() - lesson.old_values).abs()
-        scalars["value/clip_fraction"] = _count(moved > (objective.value_clip or math.inf))
+        valued = _valued(lesson)
+        scalars["value/clip_fraction"] = _count(valued & (moved > (objective.value_clip or math.inf)))
+        scalars["valued"] = _count(valued)
     return terms, scalars
+
+
+def _valued(lesson: Lesson) -> torch.Tensor:
+    """[tokens] bool"""
+    return torch.ones_like(lesson.advantages, dtype=torch.bool) if lesson.valued is None else lesson.valued
 
 
 def _loss_tokens(per_action: torch.Tensor, lesson: Lesson) -> torch.Tensor:

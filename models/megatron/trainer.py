@@ -12,7 +12,7 @@ from models.megatron import course, ranks, state
 from models.megatron.contract import Replayed, Setup, TrainBatch, TrainOptions
 from models.megatron.course import Course, Metrics, optimizer_step
 from models.megatron.fit import require_fit
-from models.megatron.micro import check_batch, check_streams, prepare, prepare_lesson
+from models.megatron.micro import check_batch, check_streams, prepare, prepare_lesson, value_scale
 from models.megatron.networks import Networks, read_policy
 from models.megatron.replay import replay
 from models.megatron.shape import CONFIG_FILE, ModelShape
@@ -177,8 +177,9 @@ class Trainer:
         self._held().recompute(self._setup.recompute)
         metrics = []
         for number, step in enumerate(plan):
-            lessons = [prepare_lesson(batch, rows, self._device, self._shares) for rows in step]
             members = sorted(int(row) for rows in step for row in rows)
+            scale = value_scale(batch, np.array(members, np.int64), lessons_of.policy.mode)
+            lessons = [prepare_lesson(batch, rows, self._device, self._shares, scale) for rows in step]
             metrics.append(optimizer_step(self._held(), self._setup, lessons_of, lessons, number, members))
         return metrics
 

@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 from data.columns import ROLLOUTS
-from data.config import CheckpointConfig, Section, execution
+from data.config import CheckpointConfig
 from data.ledger import Fork, Ledger, Request
 from data.manifest import Manifest
 from data.schema import conform
+from data.sections import Section, execution
 from data.store import Store
 
 Row = dict[str, Any]

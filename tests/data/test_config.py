@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from data.config import CorrectionConfig, EngineConfig, Section, TrainConfig, later
+from data.config import AdvantageConfig, CorrectionConfig, EngineConfig, JudgeConfig, RewardConfig, TrainConfig
+from data.sections import Section, later
 
 
 class Grown(Section):
@@ -48,6 +49,27 @@ def test_the_keys_of_train_steps_recorded_before_corrections_stay() -> None:
     correction = {"kind": "truncate", "level": "token", "cap": 3.0, "low": 0.5, "high": 2.0}
     assert asked.semantic() == {**recorded, "correction": correction}
     assert TrainConfig(**asked.semantic()) == asked
+
+
+def test_the_keys_of_score_and_advantages_steps_recorded_before_turns_stay() -> None:
+    """As their manifests had it then, field by field. Where a judge is served is in no key."""
+    recorded = {
+        "scorer": "exact",
+        "timeout_s": 10.0,
+        "attempts": 1,
+        "truncated": "keep",
+        "overlong_buffer": 4096,
+        "overlong_factor": 1.0,
+    }
+    assert RewardConfig().semantic() == recorded
+    judge = JudgeConfig(url="http://h:1/v1", model="m")
+    asked = RewardConfig(scorer="judge", judge=judge).semantic()
+    assert asked == recorded | {"scorer": "judge", "judge": {"model": "m", "attempts": 3, "timeout_s": 60.0}}
+    moved = judge.model_copy(update={"url": "http://elsewhere/v1"})
+    assert RewardConfig(scorer="judge", judge=moved).semantic() == asked
+    assert RewardConfig(scorer="environment", per_turn=True).semantic()["per_turn"] is True
+    assert "step_unit" not in AdvantageConfig().semantic()
+    assert AdvantageConfig(step_unit="turn").semantic()["step_unit"] == "turn"
 
 
 def test_a_correction_of_nothing_is_refused() -> None:

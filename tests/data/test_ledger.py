@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from data.config import AdvantageConfig, EvaluateConfig, OptimizerConfig, PromptsConfig, Section, execution
+from data.config import AdvantageConfig, EvaluateConfig, OptimizerConfig, PromptsConfig
 from data.ledger import Ledger, Request, RunConflict, StepConflict, list_runs, read_table
 from data.manifest import Manifest, ManifestError
 from data.schema import SchemaError
+from data.sections import Section, execution
 from data.store import Store
 from tests.data.places import everywhere, locally_and_on_s3
 

@@ -26,6 +26,10 @@ def rewards() -> list[Row]:
     common = {"scorer": "exact", "scorer_digest": "s", "status": "ok", "components": [("match", 1.0)]}
     rows = [row | common for row in rows]
     rows[3] |= {"status": "failed", "error": "timeout after 10 s"}
+    # B/0 earned .25 of its 1 in its first turn.
+    parts = ([0] * 6, [0] * 5, [0] * 4 + [0.25] + [0] * 5, [0] * 4)
+    for row, tokens in zip(rows, parts, strict=True):
+        row["token_rewards"] = tokens
     return rows
 
 
@@ -91,7 +95,19 @@ BROKEN = {
     "status": ("rewards", 0, {"status": "fine"}, "status is 'fine'; it must be one of ok, failed, unscored"),
     "infinite": ("rewards", 0, {"reward": float("inf")}, "reward is inf; it must be finite"),
     "failed why": ("rewards", 3, {"error": None}, "failed without an error"),
-    "some token rewards": ("rewards", 1, {"token_rewards": [0.0] * 5}, "token_rewards is null, but others have it"),
+    "some token rewards": ("rewards", 1, {"token_rewards": None}, "token_rewards is null, but others have it"),
+    "parts of no reward": (
+        "rewards",
+        3,
+        {"token_rewards": [0.0, 0.0, 0.5, 0.0]},
+        r"token_rewards\[2\] is 0.5 without a reward; they are parts of it",
+    ),
+    "reward at an observation": (
+        "rewards",
+        2,
+        {"token_rewards": [0.0] * 5 + [0.5] + [0.0] * 4},
+        r"token_rewards\[5\] is 0.5 at a token that is not an action",
+    ),
     "scorer": ("rewards", 2, {"scorer": None}, "scorer is null; it is required"),
     "short values": ("replays", 2, {"values": [0.0] * 9}, "9 values for 10 rollouts.token_ids"),
     "NaN value": ("replays", 1, {"values": [0, 0, 0, NAN, 0]}, r"values\[3\] is nan; it must be finite"),
@@ -129,8 +145,7 @@ def test_a_broken_rule_is_named(case: str, rollouts: pa.Table, request: pytest.F
     kind, number, change, rule = BROKEN[case]
     rows = request.getfixturevalue(kind)
     rows[number] |= change
-    # "values of some": the first row lacks what the others have, so it is the one named.
-    named = rows[0 if case == "some token rewards" else number]["trajectory_id"]
+    named = rows[number]["trajectory_id"]
     with pytest.raises(SchemaError, match=rf"{kind}: trajectory {named}: .*{rule}"):
         check(kind, rows, rollouts=rollouts)
 

@@ -94,6 +94,51 @@ def test_groups_of_one_and_unread_values_are_refused() -> None:
     assert load(SORT, fits).advantage.estimator == "group"
 
 
+WORLD = ["environment.kind=gym", "reward.scorer=environment"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["reward.scorer=environment"], "reward.scorer = 'environment' without an environment.kind: .*set environment"),
+        (["reward.per_turn=true"], "reward: per_turn = true with scorer = 'exact': .* set scorer = 'environment'"),
+        (
+            [*WORLD, "reward.per_turn=true", "advantage.estimator=global", "critic.kind=none"],
+            "reward.per_turn = true with advantage.estimator = 'global': .* total only, .* or the estimator 'gae'",
+        ),
+        (
+            [*WORLD, "reward.truncated=soft", "reward.overlong_buffer=4"],
+            "reward.truncated = 'soft' with environment.kind = 'gym': .* of one turn; set it to 'keep' or 'zero'",
+        ),
+        (
+            ["advantage.step_unit=turn", "advantage.estimator=global", "critic.kind=none"],
+            "advantage: step_unit = 'turn' with estimator = 'global': .* or step_unit = 'token'",
+        ),
+        (["advantage.step_unit=turn", "critic.kind=none"], "GAE needs values"),
+        (["reward.scorer=judge"], r"scorer = 'judge' without judge\.url; set reward\.judge\.url"),
+        (["reward.scorer=judge", "reward.judge.url=http://h:1/v1"], r"without judge\.model; set reward\.judge\.model"),
+        (
+            ["reward.judge.url=http://me:pw@h/v1"],
+            r"judge\.url: http://\*\*\*: holds credentials.*JUDGE_API_KEY",
+        ),
+        (["reward.judge.url=h:1"], "must begin with http:// or https://"),
+    ],
+)
+def test_what_has_no_meaning_in_many_turns_is_refused(settings: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(SORT, settings)
+    assert "pw" not in str(caught.value)
+
+
+def test_what_has_is_taken() -> None:
+    assert load(SORT, [*WORLD, "reward.per_turn=true", "advantage.step_unit=turn"]).reward.per_turn
+    assert load(SORT, [*WORLD, "reward.truncated=zero"]).reward.truncated == "zero"
+    own = ["advantage.estimator=global", "critic.kind=none"]
+    assert load(SORT, [*WORLD, *own]).advantage.step_unit == "token"
+    judge = load(SORT, ["reward.scorer=judge", "reward.judge.url=http://h:1/v1", "reward.judge.model=m"]).reward.judge
+    assert (judge.attempts, judge.timeout_s) == (3, 60.0)
+
+
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load(SORT, ["train.epochs=0", "seed=x"])
@@ -154,6 +199,7 @@ def test_names_in_config_are_those_of_ops() -> None:
     from ops.advantages import ESTIMATORS
     from ops.losses import AGGREGATIONS, POLICY_LOSSES
     from ops.scorers import SCORERS
+    from ops.turns import STEP_UNITS
 
     def listed(section: type, name: str) -> set[str]:
         return set(typing.get_args(section.model_fields[name].annotation))
@@ -161,7 +207,8 @@ def test_names_in_config_are_those_of_ops() -> None:
     assert listed(AdvantageConfig, "estimator") == set(ESTIMATORS)
     assert listed(TrainConfig, "loss") == set(POLICY_LOSSES)
     assert listed(TrainConfig, "aggregation") == set(AGGREGATIONS)
-    assert set(SCORER_NAMES) == set(SCORERS)
+    assert set(SCORER_NAMES) == {*SCORERS, "environment", "judge"}
+    assert listed(AdvantageConfig, "step_unit") == set(STEP_UNITS)
     assert RewardConfig(scorer="my/file.py:score").scorer == "my/file.py:score"
 
 

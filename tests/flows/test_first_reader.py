@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data.config import CorrectionConfig
+from data.config import CorrectionConfig, JudgeConfig
 from data.request import StepConflict
 from flows.config import ConfigError, RunConfig, load
 from flows.replaying import first_reader
@@ -22,10 +22,12 @@ OTHERS: dict[str, Any] = {
     "prompts.system": "Sort.",
     "reward.scorer": "number",
     "reward.truncated": "zero",
+    "reward.judge.model": "other",
     "advantage.estimator": "global",
     "advantage.lam_critic": 0.5,
     "advantage.length_alpha": 0.5,
     "advantage.std": "unbiased",
+    "advantage.step_unit": "turn",
     "critic.kind": "separate",
     "critic.clip": 0.1,
     "train.loss": "reinforce",
@@ -59,7 +61,11 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 # With what came later, and is in no key by default.
-DEFAULTS = {"train": {"correction": CorrectionConfig().semantic()}}
+DEFAULTS = {
+    "train": {"correction": CorrectionConfig().semantic()},
+    "advantage": {"step_unit": "token"},
+    "reward": {"per_turn": False, "judge": JudgeConfig().semantic()},
+}
 SETTINGS = dict(leaves(load(SORT).semantic())) | dict(leaves(DEFAULTS))
 
 

@@ -1,16 +1,23 @@
 """The critic: where values are read, what learns and what stands still, and what is never exported."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from data.config import TrainConfig
+from models.megatron import course
 from models.megatron.contract import TrainBatch, TrainOptions
+from models.megatron.micro import prepare_lesson
+from models.megatron.networks import Outputs
+from models.megatron.objective import Objective, grade
 from models.weights import read_tensors
 from ops.ragged import from_rows
+from ops.turns import value_mask
 
 EVERYTHING = [np.arange(8)]
 FROZEN = TrainOptions(TrainConfig(max_kl=None), 1.0, policy_frozen=True)
@@ -189,3 +196,85 @@ def test_an_untied_critic_has_no_output_layer(trainer, make_model, digest_of, ma
     trainer.bring_to_policy(folder, digest_of(folder), make_setup("separate"))
     assert "output_layer.weight" in weights(trainer, "policy")
     assert "output_layer.weight" not in weights(trainer, "critic")
+
+
+@pytest.fixture
+def value_gradients(trainer, small_model, digest_of, make_setup, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """value_gradients(kind, batch, plan, mode): a step's metrics and its gradients, of the value loss alone."""
+    found: dict[str, torch.Tensor] = {}
+    clip = course.clip
+
+    def keep(parts: list[Any], limit: float) -> float:
+        for part in parts:
+            found.update({f"{id(part)} {n}": p.main_grad.clone() for n, p in part.bare.named_parameters()})
+        return clip(parts, limit)
+
+    def call(kind: str, batch: TrainBatch, plan: list[np.ndarray], mode: str) -> tuple[dict[str, float], Any]:
+        trainer.bring_to_policy(small_model, digest_of(small_model), make_setup(kind))
+        with torch.no_grad():
+            for parameter in trainer._networks.parts["value_head"].bare.parameters():
+                parameter.copy_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
+        still = replace(batch, advantages=batch.streams.like(np.zeros(len(batch.streams.values), np.float32)))
+        found.clear()
+        (metrics,) = trainer.train(still, [plan], TrainOptions(TrainConfig(max_kl=None, aggregation=mode), 1.0))
+        return metrics, dict(found)
+
+    monkeypatch.setattr(course, "clip", keep)
+    return call
+
+
+def with_turns(batch: TrainBatch, unit: str) -> TrainBatch:
+    """Every fourth token of each row is an observation, so that most rows have several turns."""
+    said = batch.action_mask.values & np.concatenate([np.arange(n) % 4 != 1 for n in batch.streams.lengths])
+    mask, loss = batch.action_mask.like(said), batch.loss_mask.like(batch.loss_mask.values & said)
+    return replace(batch, action_mask=mask, loss_mask=loss, value_mask=value_mask(mask, unit))
+
+
+def assert_near(one: tuple[dict[str, float], Any], other: tuple[dict[str, float], Any]) -> None:
+    for name in ("loss/value", "value/clip_fraction"):
+        assert one[0][name] == pytest.approx(other[0][name], rel=1e-5)
+    for mine, theirs in zip(one[1].values(), other[1].values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["shared", "separate"])
+@pytest.mark.parametrize("mode", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"])
+def test_c02_only_a_turn_s_first_token_enters_the_value_loss(
+    value_gradients: Callable[..., Any], eight: TrainBatch, kind: str, mode: str
+) -> None:
+    """Returns and old values of the other tokens may be anything. The loss is that of the first tokens alone.
+
+    So it is a mean over turns, however the step is split.
+    """
+    batch = with_turns(eight, "turn")
+    first = batch.value_mask.values & batch.loss_mask.values
+    assert 0 < first.sum() < batch.loss_mask.values.sum() / 2
+    found = value_gradients(kind, batch, EVERYTHING, mode)
+    assert sum(bool(gradient.any()) for gradient in found[1].values()) > 10  # the trunk's too
+
+    columns = {
+        name: getattr(batch, name).like(np.where(first, getattr(batch, name).values, np.float32(1e6)))
+        for name in ("returns", "old_values")
+    }
+    assert same(found[1], value_gradients(kind, replace(batch, **columns), EVERYTHING, mode)[1])
+    assert_near(found, value_gradients(kind, batch, [np.arange(5), np.arange(5, 8)], mode))
+    alone = replace(batch, loss_mask=batch.loss_mask.like(first), value_mask=None)
+    assert_near(found, value_gradients(kind, alone, EVERYTHING, mode))
+
+
+def test_c02_no_other_value_has_a_gradient(trainer, eight: TrainBatch, device: torch.device) -> None:
+    """Of all values that the critic gave, those read at the token before a turn's first one."""
+    lesson = prepare_lesson(with_turns(eight, "turn"), EVERYTHING[0], device)
+    values = torch.linspace(-1, 1, int(eight.streams.lengths.sum()), device=device, requires_grad=True)
+    objective = Objective(None, "token_mean", 1, value_weight=1.0, value_clip=None)
+    loss, _, _ = grade(Outputs(None, None, values), lesson, objective)
+    loss.backward()
+    read_at = lesson.micro.reads.at[lesson.among_actions][lesson.valued]
+    assert torch.equal(values.grad.nonzero()[:, 0], read_at.sort().values)
+
+
+def test_with_tokens_as_steps_nothing_changes(value_gradients: Callable[..., Any], eight: TrainBatch) -> None:
+    marked = with_turns(eight, "token")
+    metrics, found = value_gradients("shared", marked, EVERYTHING, "token_mean")
+    unmarked, plain = value_gradients("shared", replace(marked, value_mask=None), EVERYTHING, "token_mean")
+    assert metrics == unmarked and same(found, plain)

@@ -11,6 +11,7 @@ import torch
 from data.config import LayoutConfig, TrainConfig
 from models.megatron.contract import BeyondLimit, NonFiniteLoss, Replayed, Setup, TrainBatch, TrainOptions
 from ops.ragged import Ragged
+from ops.turns import value_mask
 from tests.models import gang
 
 # Rows 0-7 of `eight`; two micro-batches, of which the second has a single row: with DP 2 a rank's share of it is empty.
@@ -65,7 +66,7 @@ class Seen:
     metrics: dict[str, float]
     saved: str  # digest of the state after one step, which is in out / "state"
     more: list[dict[str, float]]
-    frozen: list[dict[str, float]]  # a step more, of the critic alone
+    frozen: list[dict[str, float]]  # a step more, of the critic alone, with turns as the steps that have a value
     sick: tuple[object, ...]  # args of a loss that is not finite; step and rows, worst first, of a ratio beyond a limit
 
 
@@ -84,7 +85,8 @@ def work_through(trainer: Any, work: Work) -> Seen:
     saved = trainer.save_state(work.out / "state")
     more = trainer.train(batch, MORE, HOW)
     policy = trainer.export_policy(work.out / "policy")
-    frozen = trainer.train(batch, PLAN, FROZEN) if values else []
+    by_turns = replace(batch, value_mask=value_mask(batch.action_mask, "turn"))
+    frozen = trainer.train(by_turns, PLAN, FROZEN) if values else []
     sick = fall_sick(trainer, batch)
     assert trainer.export_policy(work.out / "policy") == policy
     return Seen(exported, fresh, replayed, gradients, metrics, saved, more, frozen, sick)

@@ -140,13 +140,39 @@ def test_other_purposes_are_left_out(worked):
     assert got.group_finite.tolist() == [1, 1, 1, 1]
 
 
-def test_token_rewards_count_in_group_and_in_gae(worked, floats):
-    # A/1 earns 3 on its first action: 1 against 3 in the group, and A_0 = 3 + .4 - .2 + .95 * -.4 = 2.82
-    batch = replace(worked, token_rewards=floats([0] * 6, [0, 0, 0, 3, 0], [0] * 10, [5] * 4))
-    assert estimate("group", batch, AdvantageOptions(eps=0.0)).advantage.tolist() == [-1, 1, 0, 0]
+def test_token_rewards_are_parts_of_the_total(worked, floats):
+    """A/1 has 3.5 in all, 3 of it earned on its first action, so .5 lies on its last one; A/0 has all of its 1 there.
+
+    The group compares totals, 1 against 3.5. GAE: A_1 = .5 - .4 = .1, A_0 = 3 + .4 - .2 + .95 * .1 = 3.295. B/1 failed.
+    """
+    parts = floats([0] * 6, [0, 0, 0, 3, 0], [0] * 10, [5] * 4)
+    batch = replace(worked, rewards=np.array([1.0, 3.5, 1.0, NAN]), token_rewards=parts)
+    grouped = estimate("group", batch, AdvantageOptions(eps=0.0))
+    assert grouped.advantage.tolist() == [-1, 1, 0, 0]
+    assert grouped.group_mean.tolist()[:2] == [2.25, 2.25]
+    whole = estimate("group", replace(batch, token_rewards=None), AdvantageOptions(eps=0.0))
+    assert tokens(whole) == tokens(grouped)
     got = estimate("gae", batch, AdvantageOptions())
-    assert_allclose(tokens(got)[1], [0, 0, 0, 2.82, -0.4], atol=1e-6)
-    assert got.token_rewards.to_pylist()[3] == [0] * 4
+    assert_allclose(tokens(got)[1], [0, 0, 0, 3.295, 0.1], atol=1e-6)
+    assert got.token_rewards.to_pylist() == [[0] * 5 + [1], [0, 0, 0, 3, 0.5], [0] * 9 + [1], [0] * 4]
+
+
+def test_rewards_of_turns_and_a_length_penalty_add_up_once(worked, floats):
+    """B/0 earned -.25 in its first turn and 1 in its second, less a penalty of .5: .25 in all, and .5 at its end.
+
+    Turns as steps, gamma .9, lam .5, values .1 and .4 at their first tokens: A_2 = .5 - .4 = .1, R_2 = .5;
+    A_1 = -.25 + .9 * .4 - .1 + .45 * .1 = .055, R_1 = .155.
+    """
+    parts = floats([0] * 6, [0] * 5, [0, 0, 0, 0, -0.25, 0, 0, 0, 0, 1], [0] * 4)
+    batch = replace(worked, rewards=np.array([1.0, 0.0, 0.25, NAN]), token_rewards=parts)
+    got = estimate("gae", batch, AdvantageOptions(gamma=0.9, lam=0.5, step_unit="turn"))
+    assert got.token_rewards.to_pylist()[2] == [0, 0, 0, 0, -0.25, 0, 0, 0, 0, 0.5]
+    assert_allclose(tokens(got)[2], [0, 0, 0.055, 0.055, 0.055, 0, 0, 0, 0.1, 0.1], atol=1e-6)
+    assert_allclose(got.returns[2].as_py(), [0, 0, 0.155, 0, 0, 0, 0, 0, 0.5, 0], atol=1e-6)
+    # One turn: A = 1 - .2, R = 1. Its mean over the tokens is itself.
+    assert_allclose(tokens(got)[0][3:], [0.8] * 3, atol=1e-6)
+    assert_allclose(got.returns[0].as_py()[3:], [1, 0, 0], atol=1e-6)
+    assert_allclose(got.advantage[:1], [0.8], atol=1e-6)
 
 
 def test_unplaced_rewards_are_counted(worked, masks):

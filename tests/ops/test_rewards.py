@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from ops.rewards import scatter, scored, shape_truncated
+from data.columns import TURN
+from ops.ragged import from_rows
+from ops.rewards import EnvironmentRewards, scatter, scored, shape_truncated
 
 
 def test_scatter_golden(masks):
@@ -63,6 +65,43 @@ def test_scatter_errors_name_the_argument(floats, masks):
         scatter(np.array([1.0]), masks("1", "1"))
     with pytest.raises(ValueError, match="token_rewards: its rows differ"):
         scatter(np.array([1.0]), masks("11"), floats([1]))
+
+
+def spans(*turns: tuple[bool, int, float | None]) -> list[dict[str, object]]:
+    """(generated, tokens, reward) of each, from the stream's beginning."""
+    starts = np.cumsum([0, *(length for _, length, _ in turns)]).tolist()
+    names = ("is_generated", "length", "env_reward", "start")
+    return [dict(zip(names, (*turn, start), strict=True)) for turn, start in zip(turns, starts, strict=False)]
+
+
+TURNS = pa.array(
+    [
+        # .5 + nothing + .25; the observation's 9 is nobody's
+        spans((False, 2, None), (True, 2, 0.5), (False, 1, 9.0), (True, 1, None), (False, 1, None), (True, 2, 0.25)),
+        spans((False, 1, None), (True, 1, None)),
+        spans((False, 1, None)),
+        spans((False, 1, None), (True, 1, 1.0), (False, 1, None), (True, 1, float("nan"))),
+        spans((False, 1, None), (True, 0, 2.0)),  # a turn without a token: in the total, but nowhere to lie
+    ],
+    pa.list_(TURN),
+)
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+def test_environment_rewards(cut):
+    column = pa.chunked_array([TURNS.slice(0, cut), TURNS.slice(cut)])
+    found = EnvironmentRewards.of(column)
+    assert_allclose(found.totals, [0.75, 0, 0, np.nan, 2])
+    assert found.counts.tolist() == [2, 0, 0, 2, 1]
+    stream = from_rows([[0] * n for n in (9, 2, 1, 4, 1)], np.int32)
+    placed = found.placed(stream, np.array([True, True, True, False, True]))
+    assert placed.to_pylist() == [[0, 0, 0, 0.5, 0, 0, 0, 0, 0.25], [0, 0], [0], [0] * 4, [0]]
+
+
+def test_environment_rewards_of_a_slice_and_of_nothing():
+    assert EnvironmentRewards.of(TURNS.slice(4)).totals.tolist() == [2]
+    assert EnvironmentRewards.of(TURNS.slice(1, 1)).counts.tolist() == [0]
+    assert EnvironmentRewards.of(pa.chunked_array([], TURNS.type)).totals.tolist() == []
 
 
 def test_null_reward_is_not_a_failed_one():

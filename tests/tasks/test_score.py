@@ -99,10 +99,10 @@ def test_truncated_answers_take_the_soft_penalty(bench: Any, pool: Any) -> None:
 
 
 def test_missing_reference_is_a_failure_that_says_so(bench: Any, pool: Any) -> None:
-    from tasks.scoring import call_scorer
+    from tasks.scoring import Response, call_scorer
 
     with pytest.raises(ValueError, match=r"needs metadata\.answer, and prompt q7 has none"):
-        call_scorer("exact", "x", {"prompt_id": "q7"})
+        call_scorer("exact", Response("x", "?", {"prompt_id": "q7"}))
 
 
 def test_examples_are_best_and_worst(bench: Any, pool: Any) -> None:

@@ -1,13 +1,21 @@
 """train: which rows make which optimizer step, and what a sick loss says."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.config import TrainConfig
-from models.megatron.contract import TrainOptions
+from data.columns import ROLLOUTS
+from data.config import CriticConfig, OptimizerConfig, TrainConfig
+from flows.config import load
+from infra.home import Home
+from models.megatron.contract import Setup, TrainOptions
+from tasks.state import _options_of
 from tasks.train import _over_updates
-from tasks.updates import _plan
+from tasks.updates import Lessons, _plan
+from tests.recorder import SORT, record_run
+from tests.tasks.conftest import rollout, tokens
 
 REPLAYS = pa.table({"mini_batch": [0, 1, 0, 1, 0], "micro_batch": [0, 0, 1, 0, 0]})
 LENGTHS = np.array([5, 5, 5, 5, 5])
@@ -60,3 +68,32 @@ def test_metrics_over_updates() -> None:
     ]
     merged = {"loss/policy": 2.0, "ratio/min": 0.5, "ratio/max": 1.5, "ratio/mean": 3.0, "lr": 0.2}
     assert _over_updates(updates) == merged
+
+
+def lessons() -> Lessons:
+    """Prompt of 3 tokens, 3 sampled ones; of the second row the middle one was not."""
+    rows = [rollout(0, 0, "ab"), rollout(1, 0, "ab")]
+    rows[1]["action_mask"][4] = False
+    rollouts, flat = pa.Table.from_pylist(rows, schema=ROLLOUTS), tokens([0] * 6, [0] * 6)
+    columns = {"old_logprobs": flat, "values": flat, "returns": flat, "token_advantages": flat}
+    table = pa.table({**columns, "loss_mask": rollouts["action_mask"]})
+    return Lessons(rollouts, table, table)
+
+
+@pytest.mark.parametrize(("unit", "valued"), [("token", [3, 4, 5, 9, 11]), ("turn", [3, 9, 11])])
+def test_the_value_of_each_step_is_learned(unit: str, valued: list[int]) -> None:
+    setup = Setup(CriticConfig(kind="shared"), OptimizerConfig())
+    batch = lessons()._batch(setup, TrainOptions(TrainConfig(), 1.0, step_unit=unit), None)
+    assert batch.value_mask is not None and np.flatnonzero(batch.value_mask.values).tolist() == valued
+    setup = Setup(CriticConfig(kind="none"), OptimizerConfig())
+    assert lessons()._batch(setup, TrainOptions(TrainConfig(), 1.0, step_unit=unit), None).value_mask is None
+
+
+@pytest.mark.parametrize("unit", ["token", "turn"])
+def test_the_unit_of_steps_is_in_the_key_and_read_from_it(tmp_path: Path, unit: str) -> None:
+    """Keys from before there was one had no unit; a state that is made again is made with the recorded one."""
+    config = load(SORT, [f"resources.store=file://{tmp_path}/store", f"advantage.step_unit={unit}"])
+    run, _ = record_run(config, Home(tmp_path), 1)
+    step = next(m for m in run.ledger.steps(0) if m.step == "train")
+    assert step.config.get("step_unit") == (None if unit == "token" else "turn")
+    assert _options_of(step).step_unit == unit
