@@ -22,6 +22,7 @@ from tasks.advantages import estimate_advantages
 from tasks.evaluate import evaluate
 from tasks.generate import generate
 from tasks.import_model import import_model, require_layout
+from tasks.partial import require_resumable
 from tasks.publish import publish
 from tasks.replay import replay
 from tasks.score import score
@@ -88,7 +89,11 @@ def iterate(config: RunConfig, iteration: int) -> None:
 
 
 def begin(config: RunConfig, run: Run) -> Head:
-    """The policy that training begins from: imported, warm-started if the config says so; of a fork, its parent's."""
+    """The policy that training begins from: imported, warm-started if the config says so; of a fork, its parent's.
+
+    Raises ValueError, before anything is done, for what cannot be gone on with.
+    """
+    require_resumable(config.generation)
     if run.start is not None:
         return head_of(run.ledger, run.start.iteration, config.pipelined)
     require_layout(config.model.path, config.layout)

@@ -121,7 +121,7 @@ class Tokenizer:
             return self._tokenizer.apply_chat_template(
                 guarded, tools=schemas or None, tokenize=False, add_generation_prompt=header
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # the latter from what a template does with keys of another type
             raise ValueError(f"messages {messages!r}: the chat template refuses them: {error}") from error
 
     def encode(self, text: str) -> list[int]:

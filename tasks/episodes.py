@@ -86,9 +86,10 @@ def play(
     in_flight = played.config.in_flight or (IN_PROCESSES if played.spec.isolate else IN_THREADS)
     rules = Rules(played.config.max_turns, in_flight, enough)
     sampled = Play(engine, tokenizer, params, worlds, rules).run(trajectories)
-    if trajectories and all(trajectory.status == "failed" for trajectory in trajectories):
+    ended = [trajectory for trajectory in trajectories if trajectory.status != "carried"]
+    if ended and all(trajectory.status == "failed" for trajectory in ended):
         raise EnvironmentsFailed(
-            f"all {len(trajectories)} trajectories failed, the first one by: {trajectories[0].error}; nothing can be "
-            "learned from them: mend the environment"
+            f"all {len(ended)} trajectories failed, the first one by: {ended[0].error}; nothing can be learned from "
+            "them: mend the environment"
         )
     return sampled

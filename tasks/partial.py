@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from data.config import Generation
 from data.ids import cursor_of, root_of
 from data.prompts import Prompt, PromptSource
 from data.tables import read_table
 from models.agents.loop import Trajectory
 from models.agents.stream import Stream
-from tasks.episodes import episode_of
+from tasks.episodes import episode_of, played_in
 from tasks.rollout_rows import Producer, row
 from tasks.step import Job
 
@@ -38,6 +39,24 @@ class Settled:
             "stale": stale,
         }
         return {f"partial/{name}": float(count) for name, count in counts.items()}
+
+
+def require_resumable(generation: Generation) -> None:
+    """Raises ValueError for an environment whose trajectories would be carried, and which cannot go on with them."""
+    partial, played = generation.partial, played_in(generation.environment)
+    if partial.groups is None or partial.tail != "carry" or played is None or played.spec.resumable:
+        return
+    kind = generation.environment.kind
+    if kind == "tools":
+        rule = "one of the tools keeps state of its own trajectory"
+        fix = "or leave out tools that are classes without `shared = True`"
+    else:
+        rule = "its class does not say that it can go on at any turn after a reset"
+        fix = "or say `resumable = True` in the class if it can"
+    raise ValueError(
+        f"partial.tail = 'carry' with environment.kind = {kind!r}: {rule}, and unfinished trajectories are carried to "
+        f"the next iteration; set partial.tail = 'drop', {fix}"
+    )
 
 
 def settle(trajectories: Sequence[Trajectory], wanted: int, tail: Literal["carry", "drop"]) -> Settled:

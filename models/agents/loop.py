@@ -71,7 +71,7 @@ class Play:
         Returns how many tokens were sampled.
 
         One that has a stream already goes on from there. Raises what the engine raises, and PromptTooLong or ValueError
-        for a prompt without an environment that cannot be asked.
+        for a prompt that cannot be asked; if that is its environment's doing, only its trajectory has failed.
         """
         waiting, active = deque(t for t in trajectories if t.status is None), []
         with self._worlds:
@@ -95,16 +95,30 @@ class Play:
         openings = self._worlds.reset([trajectory.episode for trajectory in fresh])
         for trajectory, opening in zip(fresh, openings, strict=True):
             trajectory.started = time.monotonic()
-            failed = isinstance(opening, Fault)
-            shown = Opening(trajectory.episode.messages, ()) if failed else opening
-            trajectory.stream.tools = shown.tools
-            if not trajectory.stream:
-                self._show_prompt(trajectory, shown)
-            if failed:
-                trajectory.end("failed", error=opening.error)
+            if isinstance(opening, Fault):
+                self._fail_at_once(trajectory, opening.error)
+            elif trajectory.stream:
+                trajectory.stream.tools = opening.tools
+            else:
+                self._begin(trajectory, opening)
         return self._unfinished(fresh)
 
+    def _begin(self, trajectory: Trajectory, opening: Opening) -> None:
+        try:
+            self._show_prompt(trajectory, opening)
+        except ValueError as error:
+            if opening.messages == trajectory.episode.messages:
+                raise
+            self._fail_at_once(trajectory, f"what its environment opens with cannot be asked: {error}")
+
+    def _fail_at_once(self, trajectory: Trajectory, error: str) -> None:
+        """Before its next turn. One that has not begun has its prompt on record."""
+        if not trajectory.stream:
+            self._show_prompt(trajectory, Opening(trajectory.episode.messages, ()))
+        trajectory.end("failed", error=error)
+
     def _show_prompt(self, trajectory: Trajectory, opening: Opening) -> None:
+        trajectory.stream.tools = opening.tools
         ids = self._encoded(json.dumps([opening.messages, opening.tools]))
         require_room(f"prompt of {trajectory.name}", len(ids), self._tokenizer.context)
         trajectory.stream.show(ids, opening.messages, "user")

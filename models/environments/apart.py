@@ -1,12 +1,13 @@
 """An environment in a process of its own, which ends with its caller and is killed when it takes too long."""
 
 import contextlib
-import ctypes
+import fcntl
 import multiprocessing
 import os
 import signal
+import threading
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -15,7 +16,7 @@ from models.environments.spec import EnvironmentSpec
 
 START_S = 60.0  # beyond the time limit: to load what an environment needs is no fault of it
 END_S = 5.0  # to close
-PR_SET_PDEATHSIG = 1
+_processes = threading.Lock()  # multiprocessing reads an exit code once: of two threads that ask, one gets another
 
 
 class EnvironmentLost(RuntimeError):
@@ -27,12 +28,20 @@ class _Child:
     process: BaseProcess
     pipe: Connection
 
+    def exit_code(self) -> int | None:
+        """None: it has not ended within END_S."""
+        wait([self.process.sentinel], END_S)
+        with _processes:
+            return self.process.exitcode
+
     def kill(self) -> None:
         """With all that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid or 0, signal.SIGKILL)
         self.process.kill()
-        self.process.join()
+        wait([self.process.sentinel])
+        with _processes:
+            self.process.join()
         self.pipe.close()
 
 
@@ -51,16 +60,19 @@ class Apart:
         return self._ask(said, self._timeout_s)
 
     def close(self) -> None:
-        """The environment closes itself, if it can; its process is gone afterwards in any case."""
-        child, self._child = self._child, None
-        if child is None:
-            return
-        with contextlib.suppress(OSError, EOFError):
-            child.pipe.send(None)
-            child.process.join(END_S)
-        child.kill()
+        """The environment closes itself; its process is gone afterwards in any case.
 
-    def _ask(self, asked: Episode | str, limit_s: float) -> Any:
+        Raises EnvironmentLost if it could not close.
+        """
+        if self._child is None:
+            return
+        try:
+            self._ask(None, END_S)
+            wait([self._child.process.sentinel], END_S)
+        finally:
+            self._drop()
+
+    def _ask(self, asked: Episode | str | None, limit_s: float) -> Any:
         child = self._child
         if child is None:
             raise EnvironmentLost("its process is gone")
@@ -68,11 +80,11 @@ class Apart:
             child.pipe.send(asked)
             if not child.pipe.poll(limit_s):
                 self._drop()
-                raise EnvironmentLost(f"no answer within {self._timeout_s:g} s; its process was ended")
+                own = END_S if asked is None else self._timeout_s
+                raise EnvironmentLost(f"no answer within {own:g} s; its process was ended")
             fine, value = child.pipe.recv()
         except (EOFError, OSError):
-            child.process.join(END_S)
-            code = child.process.exitcode
+            code = child.exit_code()
             self._drop()
             raise EnvironmentLost(f"its process died (exit code {code})") from None
         if not fine:
@@ -87,10 +99,11 @@ class Apart:
 
 def _start(spec: EnvironmentSpec) -> _Child:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", *spec.modules])
+    context.set_forkserver_preload(["__main__", __name__, *spec.modules])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, spec), daemon=True)
-    process.start()
+    with _processes:
+        process = context.Process(target=_serve, args=(theirs, spec), daemon=True)
+        process.start()
     theirs.close()
     return _Child(process, ours)
 
@@ -98,21 +111,38 @@ def _start(spec: EnvironmentSpec) -> _Child:
 def _serve(pipe: Connection, spec: EnvironmentSpec) -> None:
     """In the child, until it is told to close or its caller is gone."""
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # its parent, the fork server, ends with our caller
-    environment: Environment | None = None
-    try:
-        while (asked := _heard(pipe)) is not None:
-            try:
-                if isinstance(asked, Episode):
-                    environment = spec.make()
-                    pipe.send((True, opened(environment, asked)))
-                elif environment is not None:
-                    pipe.send((True, stepped(environment, asked)))
-            except Exception as error:  # whatever a user's class raises fails its trajectory, never the run
-                pipe.send((False, reason(error)))
-    finally:
-        if environment is not None:
-            environment.close()
+    _end_with_caller()
+    made: list[Environment] = []
+
+    def answer(asked: Episode | str | None) -> Opening | Reply | None:
+        if asked is None:
+            return made[0].close() if made else None
+        if isinstance(asked, str):
+            return stepped(made[0], asked)
+        made.append(spec.make())
+        return opened(made[0], asked)
+
+    asked: Episode | str | None = ""
+    while asked is not None:
+        asked = _heard(pipe)
+        try:
+            told = (True, answer(asked))
+        except BaseException as error:  # whatever a user's class raises fails its trajectory, never the run
+            told = (False, reason(error))
+        with contextlib.suppress(OSError):  # the caller may be gone
+            pipe.send(told)
+
+
+def _end_with_caller() -> None:
+    """The kernel kills this process, and what it starts, at the caller's end, whatever hangs in them by then.
+
+    Their parent is the fork server, which lives as long as they do; but the caller alone holds the other end of a pipe.
+    """
+    caller = multiprocessing.parent_process()
+    assert caller is not None
+    fcntl.fcntl(caller.sentinel, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(caller.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(caller.sentinel, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def _heard(pipe: Connection) -> Episode | str | None:

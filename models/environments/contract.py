@@ -1,13 +1,17 @@
 """What an environment takes and gives. Light to import: a user's own environment needs nothing else from here."""
 
-import math
+import json
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from pydantic import JsonValue
 
 Message = Mapping[str, JsonValue]  # role, content, and what else the chat template reads
+LARGEST = 3.4028234e38  # that a float32 can hold
+ERROR_LIMIT = 4_000  # characters of an error that are on record
 
 
 @dataclass(frozen=True)
@@ -79,35 +83,76 @@ class Opening:
 
 
 def opened(environment: Environment, episode: Episode) -> Opening:
-    """Resets it. Raises TypeError unless it gives messages."""
-    messages = tuple(_message(environment, "reset", item) for item in environment.reset(episode))
+    """Resets it. Raises TypeError unless it gives messages, and its tools are schemas."""
+    name = type(environment).__name__
+    messages = _messages(f"{name}.reset", environment.reset(episode))
     if not messages:
-        raise TypeError(f"{type(environment).__name__}.reset gave no message; the policy needs something to answer")
-    return Opening(messages, tuple(environment.tools))
+        raise TypeError(f"{name}.reset gave no message; the policy needs something to answer")
+    return Opening(messages, tuple(_plain(f"{name}.tools has", tool) for tool in environment.tools))
 
 
 def stepped(environment: Environment, said: str) -> Reply:
-    """Steps it. Raises TypeError unless it gives a Reply from which a conversation can go on, or is done."""
-    reply, name = environment.step(said), type(environment).__name__
+    """Steps it. Raises TypeError unless it gives a Reply from which a conversation can go on, or is done.
+
+    The reply has plain values only, whatever the environment made it of.
+    """
+    call = f"{type(environment).__name__}.step"
+    reply = environment.step(said)
     if not isinstance(reply, Reply):
-        raise TypeError(f"{name}.step gave {reply!r}; it must be a Reply")
-    for item in reply.messages:
-        _message(environment, "step", item)
-    if not reply.done and not reply.messages:
-        raise TypeError(f"{name}.step gave no message and is not done; the policy needs something to answer")
-    if reply.reward is not None and not math.isfinite(reply.reward):
-        raise TypeError(f"{name}.step gave the reward {reply.reward}; it must be finite, or None for no reward")
-    return reply
+        raise TypeError(f"{call} gave {_kind(reply)}; it must be a Reply")
+    messages = _messages(call, reply.messages)
+    if not reply.done and not messages:
+        raise TypeError(f"{call} gave no message and is not done; the policy needs something to answer")
+    return Reply(messages, bool(reply.done), _reward(call, reply.reward), _calls(call, reply.tool_calls))
 
 
-def _message(environment: Environment, call: str, item: object) -> Message:
+def _messages(call: str, given: object) -> tuple[Message, ...]:
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"{call} gave {_kind(given)} for messages; they must be a list of dicts with role and content")
+    return tuple(_message(call, item) for item in given)
+
+
+def _message(call: str, item: object) -> Message:
     if isinstance(item, Mapping) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str):
-        return dict(item)
-    raise TypeError(
-        f"{type(environment).__name__}.{call} gave the message {item!r}; it must be a dict with role and content"
-    )
+        return _plain(f"{call} gave a message with", dict(item))
+    shown = f"the message {_plain(f'{call} gave a message with', item)!r}" if isinstance(item, dict) else _kind(item)
+    raise TypeError(f"{call} gave {shown}; a message must be a dict with role and content, both of them text")
+
+
+def _reward(call: str, reward: object) -> float | None:
+    if reward is None:
+        return None
+    if not isinstance(reward, Real):
+        raise TypeError(f"{call} gave {_kind(reward)} for the reward; it must be a number, or None for no reward")
+    if not abs(float(reward)) <= LARGEST:
+        raise TypeError(f"{call} gave the reward {float(reward)}; it must be finite, or None for no reward")
+    return float(reward)
+
+
+def _calls(call: str, given: object) -> tuple[ToolCall, ...]:
+    calls = tuple(given) if isinstance(given, Iterable) else (given,)
+    for made in calls:
+        if not isinstance(made, ToolCall) or not isinstance(made.name, str):
+            raise TypeError(f"{call} gave {_kind(made)} for a tool call; it must be a ToolCall with a name")
+    return tuple(ToolCall(*_plain(f"{call} gave a tool call with", [made.name, made.arguments])) for made in calls)
+
+
+def _plain(told: str, value: object) -> Any:
+    """As JSON has it, which is what can travel and be stored."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{told} what JSON cannot hold ({reason(error)}); give text, numbers, lists, dicts") from None
+    return json.loads(text)
+
+
+def _kind(value: object) -> str:
+    """Of what type something is: never its repr, which may have an address in it and differ when it is made again."""
+    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def reason(error: BaseException) -> str:
     """What a trajectory's record says of it."""
-    return "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text.encode("utf-8", "replace").decode()[:ERROR_LIMIT]

@@ -53,6 +53,15 @@ class EnvironmentSpec:
         return self.kind != "tools" and bool(getattr(found(self.kind, ENVIRONMENTS), "isolate", False))
 
     @property
+    def resumable(self) -> bool:
+        """Whether a trajectory that was cut off at a turn can go on later: what answers it keeps nothing of its own."""
+        if self.kind == "tools":
+            from models.environments.tools import keeps_state
+
+            return not any(keeps_state(found(tool, TOOLS)) for tool in self.tools)
+        return bool(getattr(found(self.kind, ENVIRONMENTS), "resumable", False))
+
+    @property
     def modules(self) -> list[str]:
         """What a process for an environment has to load."""
         return (

@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from models.environments.contract import Environment, Episode, Opening, Reply, o
 from models.environments.spec import EnvironmentSpec
 
 AT_ONCE = 64  # calls
+SLOW_S = 1.0  # calls that all take longer than this wait for something, or hang: they keep no other from its turn
 log = logging.getLogger("rollbook")
 
 
@@ -66,8 +66,8 @@ class Here:
         finally:
             with self._state:
                 self._busy, closed = False, self._closed
-            if closed:
-                self._end()
+            if closed:  # it was given up
+                _tell(_outcome_of(self._end))
 
     def _made(self) -> Environment:
         self._environment = self._environment or self._make()
@@ -143,41 +143,49 @@ class Environments:
         """An environment that cannot close is told of, and forgotten."""
         worlds = [self._open.pop(trajectory) for trajectory in trajectories]
         for outcome in self._each([world.close for world in worlds]):
-            if isinstance(outcome, Fault):
-                log.warning("an environment did not close: %s", outcome.error)
+            _tell(outcome)
 
     def _made(self) -> World:
         return Apart(self._spec, self._timeout_s) if self._spec.isolate else Here(self._spec.make)
 
     def _each[T](self, calls: Sequence[Callable[[], T]]) -> list[T | Fault]:
         """What came of every call, in order; some run at a time."""
-        outcomes: list[T | Fault] = []
-        running: deque[tuple[Future[T], float]] = deque()
+        begun: list[tuple[Future[T | Fault], float]] = []
+        slots = threading.Semaphore(AT_ONCE)
         for call in calls:
-            if len(running) == AT_ONCE:
-                outcomes.append(self._outcome(*running.popleft()))
-            running.append((_begun(call), time.monotonic()))
-        return outcomes + [self._outcome(*begun) for begun in running]
+            if not slots.acquire(timeout=SLOW_S):
+                slots = threading.Semaphore(AT_ONCE - 1)
+            begun.append((_begun(call, slots), time.monotonic()))
+        return [self._outcome(future, since) for future, since in begun]
 
-    def _outcome[T](self, future: "Future[T]", since: float) -> T | Fault:
+    def _outcome[T](self, future: "Future[T | Fault]", since: float) -> T | Fault:
         left = None if self._limit_s is None else max(0.0, since + self._limit_s - time.monotonic())
-        if not wait([future], left).done:
-            return Fault(f"no answer within {self._timeout_s:g} s; a class with isolate = True would be ended")
-        error = future.exception()
-        if error is None:
+        if wait([future], left).done:
             return future.result()
-        return Fault(str(error) if isinstance(error, EnvironmentLost) else reason(error))
+        return Fault(f"no answer within {self._timeout_s:g} s; a class with isolate = True would be ended")
 
 
-def _begun[T](call: Callable[[], T]) -> "Future[T]":
+def _begun[T](call: Callable[[], T], slots: threading.Semaphore) -> "Future[T | Fault]":
     """In a thread of its own: one that hangs keeps no other waiting, nor this process from its end."""
-    future: Future[T] = Future()
+    future: Future[T | Fault] = Future()
 
     def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # whatever a user's class raises fails its trajectory, never the run
-            future.set_exception(error)
+        future.set_result(_outcome_of(call))
+        slots.release()
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def _outcome_of[T](call: Callable[[], T]) -> T | Fault:
+    try:
+        return call()
+    except EnvironmentLost as lost:
+        return Fault(str(lost))
+    except BaseException as error:  # whatever a user's class raises fails its trajectory, never the run
+        return Fault(reason(error))
+
+
+def _tell(closed: object) -> None:
+    if isinstance(closed, Fault):
+        log.warning("an environment did not close: %s", closed.error)
