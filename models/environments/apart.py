@@ -5,7 +5,10 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -121,13 +124,24 @@ class Apart:
 
 def _start(spec: EnvironmentSpec) -> _Child:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__, *spec.modules])
+    context.set_forkserver_preload([__name__, *spec.modules])
     ours, theirs = context.Pipe()
-    with _processes:
+    with _processes, _without_main():
         process = context.Process(target=_serve, args=(theirs, spec), daemon=True)
         process.start()
     theirs.close()
     return _Child(process, ours)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """A child would run the caller's main module again, which here is Ray's worker: a second each, for nothing."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _serve(pipe: Connection, spec: EnvironmentSpec) -> None:
