@@ -12,6 +12,7 @@ from data.seeds import derive
 from models.agents.loop import Trajectory
 from models.agents.script import Script
 from models.engines.contract import SamplingParams
+from models.environments.apart import end_kept
 from models.megatron.contract import Setup
 from ops.packing import pack
 from ops.ragged import Ragged, from_rows
@@ -89,6 +90,7 @@ def demonstrated(
     ]
     script = Script(dict(zip(names, (turns for _, turns in shown), strict=True)), tokenizer)
     play(script, tokenizer, GREEDILY, played, trajectories)
+    end_kept()
     for trajectory, (prompt, _) in zip(trajectories, shown, strict=True):
         if trajectory.status != "ok":
             reason = trajectory.error or trajectory.truncation

@@ -52,13 +52,13 @@ class Processes:
     """Forked from a small server process that has loaded the environment's module once; each free for another one."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
-        self._spec = spec
+        self.spec = spec
         self._idle: list[_Child] = []
 
     def take(self) -> _Child:
         with contextlib.suppress(IndexError):
             return self._idle.pop()
-        return _start(self._spec)
+        return _start(self.spec)
 
     def give_back(self, child: _Child) -> None:
         self._idle.append(child)
@@ -67,6 +67,30 @@ class Processes:
         """Ends those that are idle."""
         while self._idle:
             self._idle.pop().kill()
+
+
+_kept: list[Processes] = []  # at most one, between two calls
+
+
+def processes_of(spec: EnvironmentSpec) -> Processes:
+    """Those that were kept, if they are for that environment; others that were kept end."""
+    kept = _kept.pop() if _kept else None
+    if kept is not None and kept.spec == spec:
+        return kept
+    if kept is not None:
+        kept.close()
+    return Processes(spec)
+
+
+def keep(processes: Processes) -> None:
+    """They wait idle for the next call, since to start them takes longer than most turns."""
+    end_kept()
+    _kept.append(processes)
+
+
+def end_kept() -> None:
+    while _kept:
+        _kept.pop().close()
 
 
 class Apart:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, Self
 
-from models.environments.apart import Apart, EnvironmentLost, Processes
+from models.environments.apart import Apart, EnvironmentLost, keep, processes_of
 from models.environments.contract import Environment, Episode, Opening, Reply, opened, reason, stepped
 from models.environments.spec import EnvironmentSpec
 
@@ -121,7 +121,7 @@ class Environments:
         self._spec, self._timeout_s = spec, timeout_s
         # A process keeps the time itself, and knows how long it takes to start.
         self._limit_s = None if spec.isolate else timeout_s
-        self._processes = Processes(spec)
+        self._processes = processes_of(spec)
         self._open: dict[str, World] = {}
 
     def __enter__(self) -> Self:
@@ -129,7 +129,7 @@ class Environments:
 
     def __exit__(self, *_: object) -> None:
         self.close(list(self._open))
-        self._processes.close()
+        keep(self._processes)
 
     def reset(self, episodes: Sequence[Episode]) -> list[Opening | Fault]:
         self._open |= {episode.trajectory_id: self._made() for episode in episodes}
