@@ -207,10 +207,7 @@ def test_c34_nothing_leaks_where_one_in_ten_comes_to_harm(
     """Harm in the second turn. No environment, thread or process is left; no group is torn."""
     log, before = Log(tmp_path), threading.active_count()
     harmed = {i: HARM[kind][i // 10 % 4] for i in range(0, count, 10)}
-    asked = [
-        trajectory(f"q@{i // 4}/{i % 4}", acts={"step 2": harmed[i]} if i in harmed else {})
-        for i in range(count)
-    ]
+    asked = [trajectory(f"q@{i // 4}/{i % 4}", acts={"step 2": harmed[i]} if i in harmed else {}) for i in range(count)]
     params = SamplingParams(1.0, 1.0, 0, LIMIT, tokenizer.eos_ids)
     worlds = Environments(spec_of(kind, log), 3.0)
     with caplog.at_level(logging.WARNING, "rollbook"):
