@@ -113,7 +113,9 @@ class EnvironmentConfig(Section):
     announce: bool = Field(True, description="show the tools' schemas to the policy, by its chat template")
     max_turns: Positive = Field(8, description="of the policy; then the trajectory is cut off")
     timeout_s: float = Field(30.0, gt=0.0, description="seconds the environment may take for a turn")
-    in_flight: Positive = execution(512, description="trajectories that are played at a time")
+    in_flight: Positive | None = execution(
+        None, description="trajectories that are played at a time; unset: 512, or 48 if each has a process of its own"
+    )
 
     @model_validator(mode="after")
     def _known_or_own(self) -> "EnvironmentConfig":
@@ -130,6 +132,12 @@ class EnvironmentConfig(Section):
         if (self.kind == "tools") != bool(self.tools):
             raise ValueError(
                 f"kind = {self.kind!r} with tools = {self.tools}: kind 'tools' needs one or more, the others have none"
+            )
+        names = [tool.rpartition(":")[2] for tool in self.tools]
+        if self.kind == "tools" and (wrong := sorted(set(self.options) - set(names))):
+            raise ValueError(
+                f"options has {wrong[0]!r}, which is none of the tools ({', '.join(names)}); these are "
+                "options of each tool under its name"
             )
         return self
 

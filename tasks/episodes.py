@@ -4,9 +4,13 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import JsonValue
+
 from data.config import EnvironmentConfig
+from data.digest import file_digest
 from data.prompts import DEMONSTRATION, Prompt, load_source
 from data.user_code import load
 from models.agents.loop import Play, Rules, Trajectory
@@ -18,6 +22,7 @@ from models.environments.worlds import Environments, Unanswered
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
+IN_THREADS, IN_PROCESSES = 512, 48  # trajectories at a time; a game's process has some 50 MB
 source_of = functools.lru_cache(maxsize=8)(load_source)
 log = logging.getLogger("rollbook")
 
@@ -32,6 +37,19 @@ class Played:
 
     spec: EnvironmentSpec
     config: EnvironmentConfig
+
+    def keyed(self) -> dict[str, JsonValue]:
+        """What of it enters a step's key: the settings, and the content of each file that an option names."""
+        files = {name: file_digest(Path(name)) for name in _texts(self.config.options) if Path(name).is_file()}
+        return self.config.semantic() | ({"files": files} if files else {})
+
+
+def _texts(value: JsonValue) -> list[str]:
+    """Every text in a JSON value, keys left out."""
+    if isinstance(value, str):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for item in items for text in _texts(item)]
 
 
 def played_in(config: EnvironmentConfig) -> Played | None:
@@ -65,7 +83,8 @@ def play(
     if tokenizer.rewrites_history:
         log.warning("the chat template shows earlier turns otherwise than they were sampled; streams keep what was")
     worlds = Environments(played.spec, played.config.timeout_s)
-    rules = Rules(played.config.max_turns, played.config.in_flight, enough)
+    in_flight = played.config.in_flight or (IN_PROCESSES if played.spec.isolate else IN_THREADS)
+    rules = Rules(played.config.max_turns, in_flight, enough)
     sampled = Play(engine, tokenizer, params, worlds, rules).run(trajectories)
     ended = [trajectory for trajectory in trajectories if trajectory.status != "carried"]
     if ended and all(trajectory.status == "failed" for trajectory in ended):

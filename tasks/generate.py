@@ -84,7 +84,7 @@ def roll_out(
         "sampling": generation.sampling.semantic(),
         "engine": generation.engine.semantic(),
     }
-    config |= {"environment": generation.environment.semantic()} if played else {}
+    config |= {"environment": played.keyed()} if played else {}
     if draw.purpose == "train" and generation.partial.groups is not None:
         config |= {"partial": generation.partial.semantic(), "wanted": prompts.per_iteration}
     seed = derive(run.seed, step.name, iteration) if draw.purpose == "train" else derive(run.seed, step.name)

@@ -38,7 +38,7 @@ def warm_start(
     source_of(prompts).demonstrations(0, 1, 0)  # a source that has none says so before anything is started
     setup = Setup(CriticConfig(kind="none"), config.optimizer, train.recompute)
     read = {"warm_start": config.semantic(), "system": prompts.system}
-    read |= {"environment": generation.environment.semantic()} if played else {}
+    read |= {"environment": played.keyed()} if played else {}
     return perform(
         run,
         STEP,

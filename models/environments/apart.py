@@ -5,7 +5,10 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -45,22 +48,43 @@ class _Child:
         self.pipe.close()
 
 
-class Apart:
-    """A World (worlds.py). Forked from a small server process that has loaded the environment's module once."""
+class Processes:
+    """Forked from a small server process that has loaded the environment's module once; each free for another one."""
 
-    def __init__(self, spec: EnvironmentSpec, timeout_s: float) -> None:
-        self._spec, self._timeout_s = spec, timeout_s
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        self._spec = spec
+        self._idle: list[_Child] = []
+
+    def take(self) -> _Child:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return _start(self._spec)
+
+    def give_back(self, child: _Child) -> None:
+        self._idle.append(child)
+
+    def close(self) -> None:
+        """Ends those that are idle."""
+        while self._idle:
+            self._idle.pop().kill()
+
+
+class Apart:
+    """A World (worlds.py)."""
+
+    def __init__(self, processes: Processes, timeout_s: float) -> None:
+        self._processes, self._timeout_s = processes, timeout_s
         self._child: _Child | None = None
 
     def reset(self, episode: Episode) -> Opening:
-        self._child = _start(self._spec)
+        self._child = self._processes.take()
         return self._ask(episode, self._timeout_s + START_S)
 
     def step(self, said: str) -> Reply:
         return self._ask(said, self._timeout_s)
 
     def close(self) -> None:
-        """The environment closes itself; its process is gone afterwards in any case.
+        """The environment closes itself, and its process is idle; of one that cannot it is ended.
 
         Raises EnvironmentLost if it could not close.
         """
@@ -68,7 +92,8 @@ class Apart:
             return
         try:
             self._ask(None, END_S)
-            wait([self._child.process.sentinel], END_S)
+            self._processes.give_back(self._child)
+            self._child = None
         finally:
             self._drop()
 
@@ -99,37 +124,47 @@ class Apart:
 
 def _start(spec: EnvironmentSpec) -> _Child:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__, *spec.modules])
+    context.set_forkserver_preload([__name__, *spec.modules])
     ours, theirs = context.Pipe()
-    with _processes:
+    with _processes, _without_main():
         process = context.Process(target=_serve, args=(theirs, spec), daemon=True)
         process.start()
     theirs.close()
     return _Child(process, ours)
 
 
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """A child would run the caller's main module again, which here is Ray's worker: a second each, for nothing."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _serve(pipe: Connection, spec: EnvironmentSpec) -> None:
-    """In the child, until it is told to close or its caller is gone."""
+    """In the child, for one environment after the other, until its caller is gone."""
     os.setsid()
     _end_with_caller()
     made: list[Environment] = []
 
     def answer(asked: Episode | str | None) -> Opening | Reply | None:
         if asked is None:
-            return made[0].close() if made else None
+            return made.pop().close() if made else None
         if isinstance(asked, str):
             return stepped(made[0], asked)
         made.append(spec.make())
         return opened(made[0], asked)
 
-    asked: Episode | str | None = ""
-    while asked is not None:
-        asked = _heard(pipe)
-        try:
-            told = (True, answer(asked))
-        except BaseException as error:  # whatever a user's class raises fails its trajectory, never the run
-            told = (False, reason(error))
-        with contextlib.suppress(OSError):  # the caller may be gone
+    with contextlib.suppress(EOFError, OSError):  # the caller is gone
+        while True:
+            asked = pipe.recv()
+            try:
+                told = (True, answer(asked))
+            except BaseException as error:  # whatever a user's class raises fails its trajectory, never the run
+                told = (False, reason(error))
             pipe.send(told)
 
 
@@ -143,10 +178,3 @@ def _end_with_caller() -> None:
     fcntl.fcntl(caller.sentinel, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(caller.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(caller.sentinel, fcntl.F_SETFL, os.O_ASYNC)
-
-
-def _heard(pipe: Connection) -> Episode | str | None:
-    """An episode to open, what the policy said, or None: the end."""
-    with contextlib.suppress(EOFError, OSError):
-        return pipe.recv()
-    return None

@@ -17,6 +17,7 @@ REWARDS = ("success", "score")
 # Of the interpreter, not of the game: they write files, end it, or bring back what a sibling saved.
 NOT_PLAYED = frozenset({"save", "restore", "restart", "quit", "q", "undo", "script", "transcript", "notranscript"})
 STATUS_LINE = re.compile(r">\s{8,}-=.*=-\s*-?\d+/-?\d+\s*$")
+TYPED = re.compile("[ -~]{1,120}")  # a Z-machine's interpreter crashes at a control character
 NEXT_COMMAND = re.compile(r"[.,;\n]|\bthen\b")
 
 
@@ -66,7 +67,7 @@ class TextWorldEnvironment(Environment):
         command = snapped(said_action(said), self._commands)
         if command not in self._commands:
             command = NEXT_COMMAND.split(command)[0].strip()  # TextWorld loses count when a line holds two
-            if _of_the_interpreter(command):
+            if _of_the_interpreter(command) or not TYPED.fullmatch(command):
                 return Reply((observation(f"{command!r} is not part of the game."),), reward=-self._step_penalty)
         before = self._score
         state, _, done = self._world.step(command)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, Self
 
-from models.environments.apart import Apart, EnvironmentLost
+from models.environments.apart import Apart, EnvironmentLost, Processes
 from models.environments.contract import Environment, Episode, Opening, Reply, opened, reason, stepped
 from models.environments.spec import EnvironmentSpec
 
@@ -121,6 +121,7 @@ class Environments:
         self._spec, self._timeout_s = spec, timeout_s
         # A process keeps the time itself, and knows how long it takes to start.
         self._limit_s = None if spec.isolate else timeout_s
+        self._processes = Processes(spec)
         self._open: dict[str, World] = {}
 
     def __enter__(self) -> Self:
@@ -128,6 +129,7 @@ class Environments:
 
     def __exit__(self, *_: object) -> None:
         self.close(list(self._open))
+        self._processes.close()
 
     def reset(self, episodes: Sequence[Episode]) -> list[Opening | Fault]:
         self._open |= {episode.trajectory_id: self._made() for episode in episodes}
@@ -146,7 +148,7 @@ class Environments:
             _tell(outcome)
 
     def _made(self) -> World:
-        return Apart(self._spec, self._timeout_s) if self._spec.isolate else Here(self._spec.make)
+        return Apart(self._processes, self._timeout_s) if self._spec.isolate else Here(self._spec.make)
 
     def _each[T](self, calls: Sequence[Callable[[], T]]) -> list[T | Fault]:
         """What came of every call, in order; some run at a time."""

@@ -106,7 +106,19 @@ def test_siblings_share_the_game_and_not_the_episode(begun: Begin) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["save", "restore", "RESTART", "quit", "script", "tw-print player_room", "please save"]
+    "said",
+    [
+        "save",
+        "restore",
+        "RESTART",
+        "quit",
+        "script",
+        "tw-print player_room",
+        "please save",
+        "go\x14 est",
+        "\u00fc",
+        "x" * 200,
+    ],
 )
 def test_the_interpreter_is_not_commanded(begun: Begin, said: str) -> None:
     """ "save" would write beside the game, where a sibling's "restore" finds it."""
