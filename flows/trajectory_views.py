@@ -1,5 +1,6 @@
 """Trajectories in the terminal: the conversation, its sampled tokens in colour, what came of it."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -56,9 +57,7 @@ def trajectory(console: Console, found: Json, by: By) -> None:
 def conversation(console: Console, found: Json, paint: "Paint") -> None:
     """The turns, then what came of them."""
     for turn in found["turns"]:
-        head = f"{turn['role']}, {turn['length']} tokens" + (
-            f", {turn['finish_reason']}, policy {turn['policy_version']}" if turn["is_generated"] else ""
-        )
+        head = f"{turn['role']}, {turn['length']} tokens" + (_spoken(turn) if turn["is_generated"] else "")
         style = ROLE_STYLES.get(turn["role"], "white")
         body = _coloured(found, turn, paint) if turn["is_generated"] else Text(plain(turn["text"]))
         console.print(Panel(body, title=Text(head), title_align="left", border_style=style))
@@ -68,6 +67,14 @@ def conversation(console: Console, found: Json, paint: "Paint") -> None:
     facts += [f"{name} {value:.3f}" for name, value in found["components"].items()]
     facts += [f"error: {found['error']}"] if found["error"] else []
     console.print(Group(*(Text(plain(fact)) for fact in facts)))
+
+
+def _spoken(turn: Json) -> str:
+    """What is known of a turn of the policy, and what its environment made of it."""
+    told = [turn["finish_reason"], f"policy {turn['policy_version']}"]
+    told += [f"calls {plain(call['name'])}" for call in json.loads(turn["tool_calls"] or "[]")]
+    told += [] if turn["env_reward"] is None else [f"reward {number(turn['env_reward'])}"]
+    return "".join(f", {part}" for part in told)
 
 
 def _coloured(found: Json, turn: Json, paint: "Paint") -> Text:

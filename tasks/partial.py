@@ -1,6 +1,5 @@
 """Partial rollout: more groups are in play than are wanted, and what is unfinished when enough are whole waits."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -89,8 +88,12 @@ class Carried:
         """Raises ValueError if the prompts are no longer those that the trajectories began from."""
         if "carry" not in job.request.inputs:
             return cls()
+        _require_same_prompts(job, source)
         rows = read_table(job.ledger.store, job.input("carry"), name="carry").to_pylist()
-        trajectories = [_resumed(found, _prompt_of(found, source, order_seed)) for found in rows]
+        trajectories = []
+        for found in rows:
+            (prompt,) = source.take(cursor_of(found["root_id"]), 1, order_seed)
+            trajectories.append(_resumed(found, prompt))
         return cls(trajectories, {found["trajectory_id"]: found["origin_iteration"] for found in rows})
 
     def within(self, version: int, most: int) -> list[Trajectory]:
@@ -116,15 +119,13 @@ def _resumed(found: Mapping[str, Any], prompt: Prompt) -> Trajectory:
     return Trajectory(episode, Stream.of_row(found), found["status"], found["truncation"], found["error"])
 
 
-def _prompt_of(found: Mapping[str, Any], source: PromptSource, order_seed: int) -> Prompt:
-    root = found["root_id"]
-    (prompt,) = source.take(cursor_of(root), 1, order_seed)
-    if prompt.prompt_id != json.loads(found["metadata"])["prompt_id"]:
+def _require_same_prompts(job: Job, source: PromptSource) -> None:
+    before = job.input("carry").inputs["prompts"]
+    if before != source.digest:
         raise ValueError(
-            f"trajectory {found['trajectory_id']}: its place in the prompts now holds {prompt.prompt_id}: they were "
-            "changed within the run; put them back, or start another run"
+            f"prompts: iteration {job.iteration} has others (digest {source.digest[:12]}) than the one before "
+            f"({before[:12]}), whose unfinished trajectories it goes on with; put them back, or start another run"
         )
-    return prompt
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> Groups:

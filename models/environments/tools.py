@@ -50,6 +50,11 @@ def make_tool(tool: Any, options: Mapping[str, Any]) -> Tool:
     raise ValueError(f"tool {tool!r}: it must be a function, or a class with __call__")
 
 
+def keeps_state(tool: Any) -> bool:
+    """Whether each trajectory has an instance of its own."""
+    return isinstance(tool, type) and not getattr(tool, "shared", False)
+
+
 def _of_function(function: types.FunctionType, options: Mapping[str, Any]) -> Tool:
     name = function.__name__
     parameters = inspect.signature(function).parameters
@@ -70,7 +75,7 @@ def _of_class(cls: type, call: types.FunctionType, options: Mapping[str, Any]) -
     receiver, *_ = inspect.signature(call).parameters
     accept = _accept(name, call, {receiver})
     schema = _schema(name, call.__doc__ or cls.__doc__, accept)
-    if not getattr(cls, "shared", False):
+    if keeps_state(cls):
         return Tool(name, schema, True, partial(cls, **options), accept.validate_python)
     instance = cls(**options)
     return Tool(name, schema, False, lambda: instance, accept.validate_python)

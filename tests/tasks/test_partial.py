@@ -24,6 +24,7 @@ from models.engines.contract import SAMPLED, Completion, EngineHealth, Request, 
 from tasks.episodes import source_of
 from tasks.evaluate import evaluate
 from tasks.generate import generate
+from tasks.partial import require_resumable
 from tasks.rollout_rows import Producer, row
 from tasks.step import Run
 from tests.models.environments.test_worlds import HOSTILE
@@ -293,7 +294,7 @@ def test_prompts_that_were_changed_within_a_run_are_refused(drive: Callable[...,
     file = mine.folder / "train.jsonl"
     file.write_text(file.read_text().replace("say", "sing"))
     source_of.cache_clear()
-    with pytest.raises(ValueError, match="its place in the prompts now holds .* put them back, or start another run"):
+    with pytest.raises(ValueError, match="prompts: iteration 1 has others .* put them back, or start another run"):
         mine.go_on(1)
 
 
@@ -354,3 +355,18 @@ def test_seeds_of_turns_differ() -> None:
     """A turn's stream of random numbers is its own: were they the same, each turn would begin with the same token."""
     seeds = [derive(7, turn) for turn in range(1, 100)]
     assert len({7, *seeds}) == 100
+
+
+@pytest.mark.parametrize(("tools", "refused"), [(["calculator"], False), (["calculator", "python"], True)])
+def test_tools_that_keep_state_cannot_go_on(drive: Callable[..., Drive], tools: list[str], refused: bool) -> None:
+    """The sandbox has the variables of its own trajectory."""
+    config = drive().config
+    environment = config.environment.model_copy(update={"kind": "tools", "tools": tools, "options": {}})
+    generation = replace(config.generation, environment=environment)
+    if not refused:
+        require_resumable(generation)
+        return
+    with pytest.raises(
+        ValueError, match=r"'tools': one of the tools keeps state .* partial.tail = 'drop', or leave out tools"
+    ):
+        require_resumable(generation)

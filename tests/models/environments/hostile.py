@@ -61,6 +61,9 @@ class Hostile(Environment):
         act = self._acts.get(f"step {self._turn}")
         if act in JUNK:
             return JUNK[act]
+        if act == "call":
+            call = ToolCall("add", {"a": 20, "b": 26})
+            return Reply(({"role": "tool", "content": "46"},), reward=0.5, tool_calls=(call,))
         self._do(act)
         if self._turn == 3 or act == "done":
             return Reply(done=True, reward=1.0)
