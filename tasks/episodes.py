@@ -39,17 +39,9 @@ class Played:
     config: EnvironmentConfig
 
     def keyed(self) -> dict[str, JsonValue]:
-        """What of it enters a step's key: the settings, and the content of each file that an option names."""
-        files = {name: file_digest(Path(name)) for name in _texts(self.config.options) if Path(name).is_file()}
+        """What of it enters a step's key: the settings, and the content of the files that built-in tools read."""
+        files = {name: file_digest(Path(name)) for name in self.spec.files if Path(name).is_file()}
         return self.config.semantic() | ({"files": files} if files else {})
-
-
-def _texts(value: JsonValue) -> list[str]:
-    """Every text in a JSON value, keys left out."""
-    if isinstance(value, str):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    return [text for item in items for text in _texts(item)]
 
 
 def played_in(config: EnvironmentConfig) -> Played | None:

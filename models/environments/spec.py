@@ -22,6 +22,7 @@ TOOLS = {
     "search": "models.tools.search:Search",
     "visit": "models.tools.visit:Visit",
 }
+FILES = {"search": "index"}  # options that name a file which decides what a tool says
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class EnvironmentSpec:
 
             return not any(keeps_state(found(tool, TOOLS)) for tool in self.tools)
         return bool(getattr(found(self.kind, ENVIRONMENTS), "resumable", False))
+
+    @property
+    def files(self) -> list[str]:
+        """What built-in tools read."""
+        named = [self._options_of(tool).get(option) for tool, option in FILES.items() if tool in self.tools]
+        return [name for name in named if isinstance(name, str)]
 
     @property
     def modules(self) -> list[str]:

@@ -17,6 +17,7 @@ from data.config import EnvironmentConfig, SamplingConfig
 from data.schema import validate
 from models.agents.loop import Play, Rules, Trajectory
 from models.engines.contract import SAMPLED, Completion, PromptTooLong, Request, SamplingParams
+from models.environments.apart import end_kept
 from models.environments.contract import Environment, Episode, Message, Reply
 from models.environments.spec import EnvironmentSpec
 from models.environments.worlds import Environments
@@ -220,6 +221,7 @@ def test_c34_nothing_leaks_where_one_in_ten_comes_to_harm(
         last = [turn["env_reward"] for turn in r["turns"] if turn["is_generated"]][-1]
         assert last == (None if i in harmed else 1.0)  # what failed has no reward of the turn in which it did
         assert bool(r["error"]) == (i in harmed)
+    end_kept()
     log.path.with_name("let go").touch()
     lost = {"Hostile": 0, "Isolated": sum(act != "raise" for act in harmed.values())}[kind]
     until(lambda: log.sessions == (count, count - lost))
