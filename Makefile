@@ -46,7 +46,7 @@ format: .venv/synced
 	$(BIN)/ruff format $(SOURCES)
 
 benchmark: .venv/synced ## the figures of docs/performance.md
-	for name in gae tables advantages training orchestration resume lineage traces iteration; do PYTHONPATH=. $(BIN)/python tests/benchmarks/$$name.py || exit 1; done
+	for name in gae tables advantages training orchestration resume lineage traces iteration agents; do PYTHONPATH=. $(BIN)/python tests/benchmarks/$$name.py || exit 1; done
 
 clean: ## forget runs and environment
 	rm -rf .venv .bootstrap .rollbook
