@@ -164,7 +164,7 @@ def _variant(
 
 
 def _accuracy(run: Run, c: RunConfig, iteration: int, after: Head) -> dict[str, float]:
-    found = evaluate(run, iteration + 1, after.policy, c.evaluate, c.prompts, c.sampling, c.reward, c.engine)
+    found = evaluate(run, iteration + 1, after.policy, c.evaluate, c.generation, c.reward)
     return {f"{HELD_OUT}{k}": v for k, v in found.figures.items()} if isinstance(found, Evaluation) else {}
 
 

@@ -191,6 +191,8 @@ def test_files(python: Python) -> None:
 def test_the_home_is_hidden_but_for_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is, and whether or not it lies in a folder that is hidden anyway."""
     home = Path(sys.prefix).parent
+    if home.is_relative_to("/tmp"):
+        pytest.skip("this Python lies below /tmp, which then shows the way to it")
     for folder, shown in {str(home): [Path(sys.prefix).name], "/tmp": ["work"]}.items():
         monkeypatch.setenv("HOME", folder)
         made = Python()
@@ -305,6 +307,8 @@ def test_lives_beyond_its_first_thread_and_ends_with_the_process() -> None:
 @needs_root
 def test_as_an_ordinary_user() -> None:
     """Whose Python must be reachable: its folders are shown as the sandbox shows them."""
+    if Path(sys.prefix).is_relative_to("/tmp"):
+        pytest.skip("this Python lies below /tmp, which is hidden from an ordinary user")
     program = run(
         "import os\n"
         "from models.tools import sandbox, sandbox_child\n"
