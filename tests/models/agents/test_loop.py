@@ -201,7 +201,7 @@ HARM = {"Hostile": ("raise", "hang", "SystemExit", "nan"), "Isolated": ("raise",
 
 
 @pytest.mark.parametrize("kind", HARM)
-@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.slow)])
 def test_c34_nothing_leaks_where_one_in_ten_comes_to_harm(
     tokenizer: Tokenizer, tmp_path: Path, kind: str, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
