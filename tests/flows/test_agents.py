@@ -3,14 +3,18 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from data.config import PromptsConfig
 from data.ledger import Ledger
 from data.manifest import Manifest
+from data.prompts import load_source
 from data.store import Store
 from data.tables import read_table
-from tests.flows.chaos import require_equal
+from tests.flows.chaos import Running, require_equal
 from tests.models.environments.test_worlds import HOSTILE
 
 ITERATIONS = 3
@@ -74,6 +78,7 @@ def ahead(home: Path, config: Path) -> Ledger:
 def test_rollouts_are_by_the_policy_that_the_iteration_before_began_with(ahead: Ledger) -> None:
     """Iterations 0 and 1 sample with the first policy, iteration k with what iteration k - 2 published."""
     base = manifest(ahead, 0, "publish").inputs["base"]
+    assert len({base, *(manifest(ahead, k, "publish").content_digest for k in range(ITERATIONS))}) == 1 + ITERATIONS
     for k in range(ITERATIONS):
         made, newest = (
             manifest(ahead, k, "generate"),
@@ -167,10 +172,54 @@ def test_results_do_not_depend_on_what_ran_beside_what(
 def test_an_iteration_is_repeated_and_forked(ahead: Ledger, home: Path, rollbook: Callable[..., str]) -> None:
     for first in ("generate", "advantages"):
         rollbook("rerun", "ahead", "--iteration", "1", "--from", first, "--verify")
-    rollbook("rerun", "ahead", "--iteration", "1", "--set", "train.clip_low=0.1", "--name", "other", "--continue", "1")
+    rollbook(
+        "rerun", "ahead", "--iteration", "1", "--set", "train.optimizer.lr=5e-4", "--name", "other", "--continue", "1"
+    )
     other = ledger_of(home, "other")
     assert manifest(other, 1, "train").content_digest != manifest(ahead, 1, "train").content_digest
     # Iteration 2 is by the policy that iteration 1 began with, which is the parent's; so are its rollouts the same.
     assert manifest(other, 2, "generate").content_digest == manifest(ahead, 2, "generate").content_digest
     rollbook("rerun", "ahead", "--iteration", "1", "--set", "environment.max_turns=2", "--name", "shorter")
     assert manifest(ledger_of(home, "shorter"), 1, "generate").inputs == manifest(ahead, 1, "generate").inputs
+
+
+@pytest.mark.slow
+def test_c21_killed_wherever_it_is_it_ends_alike(ahead: Ledger, desk: Callable[[str], Any], config: Path) -> None:
+    """The driver in the first iteration, while the second one's rollouts are made or done; then the engine."""
+    mine = desk("ahead-killed")
+    with Running(mine, ["run", str(config), "--set", "run=ahead"]) as running:
+        running.until(running.manifest(0, "score").exists)
+        family = running.family()
+        running.driver.kill()
+        running.driver.wait()
+        psutil.wait_procs(family, timeout=60)
+        running._start()
+        running.until(running.manifest(1, "score").exists)
+        running.part("engine").kill()
+        running.finish()
+    require_equal(ledger_of(mine.folder / ".rollbook"), ahead, ITERATIONS)
+
+
+@pytest.mark.slow
+def test_rollouts_that_cannot_be_made_ahead_cost_the_iteration_nothing(
+    home: Path, rollbook: Callable[..., str], config: Path, tmp_path: Path
+) -> None:
+    """Iteration 1's prompts fail until they are let go: iteration 0 is on record by then, and the same command ends."""
+    told = [json.loads(line) for line in (config.parent / "train.jsonl").read_text().splitlines()]
+    found = load_source(PromptsConfig(source=str(config.parent / "train.jsonl")))
+    failing = {prompt.messages[-1]["content"] for prompt in found.take(3, 3, 0)}
+    for prompt in told:
+        prompt["metadata"]["acts"] = {"reset": "raise until let go"} if prompt["prompt"] in failing else {}
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in told))
+    text = config.read_text().replace(f"{config.parent}/train", f"{tmp_path}/train").replace("partial.groups = 5\n", "")
+    (tmp_path / "broken.toml").write_text(text.replace(f"{config.parent}/log", f"{tmp_path}/log"))
+    command = ["run", str(tmp_path / "broken.toml"), "--set", "run=broken"]
+    said = rollbook(*command, code=1)
+    assert "all 6 trajectories failed, the first one by: ValueError: not yet; nothing can be learned" in said
+    ledger = ledger_of(home, "broken")
+    digest = manifest(ledger, 0, "publish").content_digest
+    assert ledger.find(ledger.at(1, "generate")) is None
+    (tmp_path / "let go").touch()
+    rollbook(*command)
+    assert manifest(ledger, 0, "publish").content_digest == digest
+    assert manifest(ledger, ITERATIONS - 1, "publish").policy_version > 0

@@ -81,6 +81,8 @@ class Hostile(Environment):
         match act:
             case "raise":
                 raise ValueError("fell over")
+            case "raise until let go" if not self._log.with_name("let go").exists():
+                raise ValueError("not yet")
             case "odd":
                 raise Odd
             case "TimeoutError" | "KeyboardInterrupt" | "SystemExit" | "GeneratorExit" | "EOFError":
