@@ -29,6 +29,10 @@ class WorkerLost(RuntimeError):
     """A Ray worker, actor or node died: the step may be tried again."""
 
 
+class FleetClosed(RuntimeError):
+    """The run is over: what it still had under way is not tried again."""
+
+
 @contextlib.contextmanager
 def session(address: str) -> Iterator[None]:
     """Connect to the Ray cluster at `address`, or start one on this machine for 'local'; leave it as it was found."""
@@ -108,12 +112,15 @@ class Fleet:
         self._session = contextlib.ExitStack()
         self._listener = Listener()
         self._making = threading.RLock()  # a pipelined run has work for two residents at a time
+        self._closed = False
 
     def close(self) -> None:
-        """Stop the residents, and Ray if this fleet started it."""
-        for name in list(self._residents):
-            self._dismiss(name)
-        self._session.close()
+        """Stop the residents, and Ray if this fleet started it. What still runs on them then raises FleetClosed."""
+        with self._making:
+            self._closed = True
+            for name in list(self._residents):
+                self._dismiss(name)
+            self._session.close()
 
     def has(self, role: Role) -> bool:
         """Whether its residents are there."""
@@ -122,6 +129,8 @@ class Fleet:
     def warm(self, role: Role) -> list[ActorHandle]:
         """The residents of a role; those that have to be made start behind, and this returns."""
         with self._making:
+            if self._closed:
+                raise FleetClosed("the run has ended: no resident is made for it any more")
             return self._made(role)
 
     def _made(self, role: Role) -> list[ActorHandle]:
@@ -152,7 +161,9 @@ class Fleet:
         actors = self.warm(role)
         try:
             return _wait([actor.run.remote(body, *args) for actor in actors], self._listener.listen)[0]
-        except (WorkerLost, KeyboardInterrupt, SystemExit):
+        except (WorkerLost, KeyboardInterrupt, SystemExit) as lost:
+            if self._closed:
+                raise FleetClosed("the run ended while this ran") from lost
             self._dismiss(role.name)
             raise
         except Exception:

@@ -4,13 +4,14 @@ import logging
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 import ray
 
 from infra import ray_session
-from infra.ray_session import Fleet, Role, WorkerLost
+from infra.ray_session import Fleet, FleetClosed, Role, WorkerLost
 
 
 class Counter:
@@ -37,6 +38,10 @@ def fail(counter: Counter) -> None:
 
 def fail_oddly(counter: Counter) -> None:
     raise UserError(7, "odd")
+
+
+def sleep(counter: Counter) -> None:
+    time.sleep(60)
 
 
 def die(counter: Counter) -> None:
@@ -151,6 +156,22 @@ def test_gang_that_dies_before_it_has_met_leaves_its_places_free(fleet: Fleet, m
 
 def lose(references: list[object]) -> list[object]:
     raise WorkerLost("killed while it started")
+
+
+def test_what_runs_when_the_fleet_is_closed_is_not_tried_again(fleet: Fleet) -> None:
+    """As the rollouts of the next iteration, when this one's training fails: nothing comes up behind the end."""
+    own = Fleet("local")  # on the same Ray
+    role = Role("closing", Counter)
+    assert own.run(role, count, 1)[0] == 1
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(own.run, role, sleep)
+        time.sleep(0.5)
+        own.close()
+        with pytest.raises(FleetClosed, match="the run ended while this ran"):
+            under_way.result(timeout=30)
+    with pytest.raises(FleetClosed, match="no resident is made for it any more"):
+        own.run(role, count, 1)
+    assert not own.has(role)
 
 
 def test_warm_returns_at_once(fleet: Fleet) -> None:
