@@ -1,8 +1,10 @@
 """The environments of one generate call: made, called side by side with a time limit, and closed exactly once each."""
 
+import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -13,8 +15,9 @@ from models.environments.apart import Apart, EnvironmentLost, keep, processes_of
 from models.environments.contract import Environment, Episode, Opening, Reply, opened, reason, stepped
 from models.environments.spec import EnvironmentSpec
 
-AT_ONCE = 64  # calls
-SLOW_S = 1.0  # calls that all take longer than this wait for something, or hang: they keep no other from its turn
+AT_ONCE = 64  # threads that take calls
+SLOW_S = 1.0  # threads that are all longer at one call wait for something, or hang: as many others come
+LOOK_S = 0.002
 log = logging.getLogger("rollbook")
 
 
@@ -151,14 +154,10 @@ class Environments:
         return Apart(self._processes, self._timeout_s) if self._spec.isolate else Here(self._spec.make)
 
     def _each[T](self, calls: Sequence[Callable[[], T]]) -> list[T | Fault]:
-        """What came of every call, in order; some run at a time."""
-        begun: list[tuple[Future[T | Fault], float]] = []
-        slots = threading.Semaphore(AT_ONCE)
-        for call in calls:
-            if not slots.acquire(timeout=SLOW_S):
-                slots = threading.Semaphore(AT_ONCE - 1)
-            begun.append((_begun(call, slots), time.monotonic()))
-        return [self._outcome(future, since) for future, since in begun]
+        """What came of every call, in order."""
+        calling = _Calling(calls)
+        calling.begin_all()
+        return [self._outcome(future, since) for future, since in zip(calling.futures, calling.since, strict=True)]
 
     def _outcome[T](self, future: "Future[T | Fault]", since: float) -> T | Fault:
         left = None if self._limit_s is None else max(0.0, since + self._limit_s - time.monotonic())
@@ -167,16 +166,44 @@ class Environments:
         return Fault(f"no answer within {self._timeout_s:g} s; a class with isolate = True would be ended")
 
 
-def _begun[T](call: Callable[[], T], slots: threading.Semaphore) -> "Future[T | Fault]":
-    """In a thread of its own: one that hangs keeps no other waiting, nor this process from its end."""
-    future: Future[T | Fault] = Future()
+class _Calling[T]:
+    """Calls side by side, in threads that take one after the other, since to start a thread takes longer than most."""
 
-    def run() -> None:
-        future.set_result(_outcome_of(call))
-        slots.release()
+    def __init__(self, calls: Sequence[Callable[[], T]]) -> None:
+        self.futures: list[Future[T | Fault]] = [Future() for _ in calls]
+        self.since = [0.0] * len(calls)  # when each began, by the monotonic clock
+        self._waiting = deque(enumerate(calls))
+        self._begun = threading.Lock()  # held while one is taken and its time noted
 
-    threading.Thread(target=run, daemon=True).start()
-    return future
+    def begin_all(self) -> None:
+        """Returns when each has begun. Threads that hang keep no call from its turn: others come to their help."""
+        while self._waiting:
+            for _ in range(AT_ONCE):
+                if self._waiting:
+                    threading.Thread(target=self._work, daemon=True).start()
+            self._watch()
+        with self._begun:  # the last one's time too
+            return
+
+    def _watch(self) -> None:
+        """Until none waits, or none was begun for SLOW_S."""
+        left, since = len(self._waiting), time.monotonic()
+        while self._waiting and time.monotonic() < since + SLOW_S:
+            time.sleep(LOOK_S)
+            if len(self._waiting) < left:
+                left, since = len(self._waiting), time.monotonic()
+
+    def _work(self) -> None:
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                at, call = self._begin_one()
+                self.futures[at].set_result(_outcome_of(call))
+
+    def _begin_one(self) -> tuple[int, Callable[[], T]]:
+        with self._begun:
+            at, call = self._waiting.popleft()
+            self.since[at] = time.monotonic()
+        return at, call
 
 
 def _outcome_of[T](call: Callable[[], T]) -> T | Fault:
