@@ -89,8 +89,10 @@ def demonstrated(
         for seed, (name, (prompt, _)) in enumerate(zip(names, shown, strict=True))
     ]
     script = Script(dict(zip(names, (turns for _, turns in shown), strict=True)), tokenizer)
-    play(script, tokenizer, GREEDILY, played, trajectories)
-    end_kept()
+    try:
+        play(script, tokenizer, GREEDILY, played, trajectories)
+    finally:
+        end_kept()  # the trainer needs no environments again
     for trajectory, (prompt, _) in zip(trajectories, shown, strict=True):
         if trajectory.status != "ok":
             reason = trajectory.error or trajectory.truncation
