@@ -158,7 +158,7 @@ def _generate(
         rows = [carried.row(t, producer, started, job.iteration) for t in settled.carried]
         attempt.add_table("carry", pa.Table.from_pylist(rows, schema=CARRY), policy_version=version)
         submitted = len(carried.trajectories) + len(fresh)
-        metrics |= settled.metrics(submitted, len(carried.trajectories) - len(going_on))
+        metrics |= settled.metrics(submitted, len(carried.trajectories) - len(going_on), version)
         facts |= {"carried_groups": len(groups_of(settled.carried))}
     return attempt.commit(metrics=metrics, facts=facts)
 

@@ -26,8 +26,11 @@ class Settled:
     carried: list[Trajectory]
     dropped: list[Trajectory]
 
-    def metrics(self, submitted: int, stale: int) -> dict[str, float]:
-        """completed + failed + carried + dropped = submitted, in trajectories. stale: how many of the dropped."""
+    def metrics(self, submitted: int, stale: int, version: int) -> dict[str, float]:
+        """completed + failed + carried + dropped = submitted, in trajectories. stale: how many of the dropped.
+
+        staleness_max: of what is committed, optimizer updates between its first turn and `version`.
+        """
         failed = sum(trajectory.status == "failed" for trajectory in self.committed)
         counts = {
             "submitted": submitted,
@@ -36,6 +39,7 @@ class Settled:
             "carried": len(self.carried),
             "dropped": len(self.dropped) + stale,
             "stale": stale,
+            "staleness_max": version - _oldest(self.committed, version),
         }
         return {f"partial/{name}": float(count) for name, count in counts.items()}
 

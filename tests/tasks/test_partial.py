@@ -210,6 +210,9 @@ def test_what_is_carried_goes_on_token_for_token(drive: Callable[..., Drive]) ->
     assert resumed >= 2 and afresh >= 2
     versions = [[t["policy_version"] for t in f["turns"] if t["is_generated"]] for k in range(6) for f in mine.rows(k)]
     assert any(len(set(found)) == 2 for found in versions)
+    for k in range(ITERATIONS):
+        sampled = [t["policy_version"] for f in mine.rows(k) for t in f["turns"] if t["is_generated"]]
+        assert mine.count(k, "staleness_max") == k - min(sampled)
     assert all(found == sorted(found) for found in versions)
 
 
