@@ -16,12 +16,10 @@ from data.config import (
     CheckpointConfig,
     CriticConfig,
     EngineConfig,
-    EnvironmentConfig,
     EvaluateConfig,
     Generation,
     LayoutConfig,
     ModelConfig,
-    PartialConfig,
     PromptsConfig,
     ReplayConfig,
     ResourcesConfig,
@@ -31,6 +29,7 @@ from data.config import (
     TrainConfig,
     WarmStartConfig,
 )
+from data.environment_config import EnvironmentConfig, PartialConfig
 from data.problems import PROBLEMS
 from data.sections import Section, execution, later
 

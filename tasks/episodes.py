@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from data.config import EnvironmentConfig
+from data.environment_config import EnvironmentConfig
 from data.digest import file_digest
 from data.prompts import DEMONSTRATION, Prompt, load_source
 from data.user_code import load
