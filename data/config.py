@@ -153,7 +153,7 @@ class RewardConfig(Section):
                 f"per_turn = true with scorer = {self.scorer!r}: only the environment rewards turns; set scorer = "
                 "'environment', or per_turn = false"
             )
-        if self.scorer == "judge" and (lacking := [n for n in ("url", "model") if getattr(self.judge, n) is None]):
+        if self.scorer == "judge" and (lacking := [n for n in ("url", "model") if not getattr(self.judge, n)]):
             raise ValueError(f"scorer = 'judge' without judge.{lacking[0]}; set reward.judge.{lacking[0]}")
         return self
 

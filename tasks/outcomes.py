@@ -71,11 +71,14 @@ def _rewarded(rollouts: pa.Table) -> list[Outcome]:
     """A trajectory that was cut off before any reward has earned 0; one that ended without any says nothing."""
     found = EnvironmentRewards.of(rollouts["turns"])
     cut = [status == "truncated" for status in rollouts["status"].to_pylist()]
-    outcomes = []
-    for total, count, truncated in zip(found.totals.tolist(), found.counts.tolist(), cut, strict=True):
-        error = NO_REWARD if not count and not truncated else None if abs(total) <= LARGEST else NO_NUMBER.format(total)
-        outcomes.append(Outcome(None if error else Scored(total, {}), error, 0 if error else 1))
-    return outcomes
+    rows = zip(found.totals.tolist(), found.counts.tolist(), cut, strict=True)
+    return [_summed(total) if count or truncated else Outcome(None, NO_REWARD, 0) for total, count, truncated in rows]
+
+
+def _summed(total: float) -> Outcome:
+    if not abs(total) <= LARGEST:  # NaN neither
+        return Outcome(None, NO_NUMBER.format(total), 0)
+    return Outcome(Scored(total, {}), None, 1)
 
 
 def responses(rollouts: pa.Table) -> list[Response]:
