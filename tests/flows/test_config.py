@@ -121,7 +121,7 @@ WORLD = ["environment.kind=gym", "reward.scorer=environment"]
         (["advantage.step_unit=turn", "critic.kind=none"], "GAE needs values"),
         (["reward.scorer=judge"], r"scorer = 'judge' without judge\.url; set reward\.judge\.url"),
         (["reward.scorer=judge", "reward.judge.url=http://h:1/v1"], r"without judge\.model; set reward\.judge\.model"),
-        (["reward.scorer=judge", "reward.judge.url=http://h:1/v1", "reward.judge.model="], r"without judge\.model; set"),
+        (["reward.scorer=judge", "reward.judge.url=http://h", "reward.judge.model="], r"without judge\.model; set"),
         (
             ["reward.judge.url=http://me:pw@h/v1"],
             r"judge\.url: http://\*\*\*: holds credentials.*JUDGE_API_KEY",
