@@ -9,15 +9,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from data.addresses import require_plain
+from data.environment_config import EnvironmentConfig, PartialConfig
 from data.patience import PATIENCE_S
 from data.sections import Fraction, Positive, Rate, Section, execution, later
 
 EVERY_ENGINE = ("kind", "batch", "sync")  # settings of engine
-ENVIRONMENT_NAMES = ("tools", "textworld", "gym")  # of models.environments.spec
-TOOL_NAMES = ("calculator", "python", "search", "visit")  # likewise
 SCORER_NAMES = ("exact", "number", "integer", "math", "environment", "judge")  # of ops.scorers, but for the last two
 
 
@@ -100,65 +99,6 @@ class EngineConfig(Section):
         return self
 
 
-class EnvironmentConfig(Section):
-    """The world that answers the policy's turns; without a kind, trajectories have one turn."""
-
-    kind: str | None = Field(None, description="tools, textworld, gym, or path/to/file.py:Class")
-    tools: list[str] = Field(
-        [], description="of kind tools: calculator, python, search, visit, or path/to/file.py:function (or class)"
-    )
-    options: dict[str, JsonValue] = Field(
-        {}, description="keyword arguments of the environment; of kind tools, those of each tool under its name"
-    )
-    announce: bool = Field(True, description="show the tools' schemas to the policy, by its chat template")
-    max_turns: Positive = Field(8, description="of the policy; then the trajectory is cut off")
-    timeout_s: float = Field(30.0, gt=0.0, description="seconds the environment may take for a turn")
-    in_flight: Positive | None = execution(
-        None, description="trajectories that are played at a time; unset: 512, or 48 if each has a process of its own"
-    )
-
-    @model_validator(mode="after")
-    def _known_or_own(self) -> "EnvironmentConfig":
-        if self.kind is None:
-            changed = [name for name, f in type(self).model_fields.items() if getattr(self, name) != f.default]
-            if changed:
-                raise ValueError(
-                    f"{changed[0]} = {getattr(self, changed[0])!r} without a kind; set environment.kind, or remove it"
-                )
-            return self
-        _require_known("kind", self.kind, ENVIRONMENT_NAMES)
-        for tool in self.tools:
-            _require_known("tools", tool, TOOL_NAMES)
-        if (self.kind == "tools") != bool(self.tools):
-            raise ValueError(
-                f"kind = {self.kind!r} with tools = {self.tools}: kind 'tools' needs one or more, the others have none"
-            )
-        names = [tool.rpartition(":")[2] for tool in self.tools]
-        if self.kind == "tools" and (wrong := sorted(set(self.options) - set(names))):
-            raise ValueError(
-                f"options has {wrong[0]!r}, which is none of the tools ({', '.join(names)}); these are "
-                "options of each tool under its name"
-            )
-        return self
-
-
-def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
-    if ":" not in value and value not in known:
-        raise ValueError(f"{name}: {value!r} is none of {', '.join(known)}, and not of the form path/to/file.py:name")
-
-
-class PartialConfig(Section):
-    """More groups are in play than an iteration trains on: it ends as soon as enough of them are whole."""
-
-    groups: Positive | None = Field(None, description="in play, more than prompts.per_iteration; unset: as many")
-    tail: Literal["carry", "drop"] = Field(
-        "carry", description="unfinished groups: go on in the next iteration, or are given up with all their siblings"
-    )
-    max_staleness: int = Field(
-        1024, ge=0, description="optimizer updates since a group's first turn; an older one is given up"
-    )
-
-
 @dataclass(frozen=True)
 class Generation:
     """What rollouts are made from."""
@@ -213,7 +153,7 @@ class RewardConfig(Section):
                 f"per_turn = true with scorer = {self.scorer!r}: only the environment rewards turns; set scorer = "
                 "'environment', or per_turn = false"
             )
-        if self.scorer == "judge" and (lacking := [n for n in ("url", "model") if getattr(self.judge, n) is None]):
+        if self.scorer == "judge" and (lacking := [n for n in ("url", "model") if not getattr(self.judge, n)]):
             raise ValueError(f"scorer = 'judge' without judge.{lacking[0]}; set reward.judge.{lacking[0]}")
         return self
 

@@ -16,12 +16,10 @@ from data.config import (
     CheckpointConfig,
     CriticConfig,
     EngineConfig,
-    EnvironmentConfig,
     EvaluateConfig,
     Generation,
     LayoutConfig,
     ModelConfig,
-    PartialConfig,
     PromptsConfig,
     ReplayConfig,
     ResourcesConfig,
@@ -31,6 +29,7 @@ from data.config import (
     TrainConfig,
     WarmStartConfig,
 )
+from data.environment_config import EnvironmentConfig, PartialConfig
 from data.problems import PROBLEMS
 from data.sections import Section, execution, later
 
@@ -40,7 +39,7 @@ class ConfigError(ValueError):
 
 
 class RunConfig(Section):
-    """Everything a run is made from. Sections live in `data.config`."""
+    """Everything a run is made from. Sections live in `data.config` and `data.environment_config`."""
 
     run: str = Field(description="name of the run, its folder in the store")
     seed: int = Field(0, ge=0)
@@ -131,6 +130,11 @@ def _reward_faults(config: RunConfig) -> list[str]:
         faults.append(
             "reward.scorer = 'environment' without an environment.kind: nobody rewards; set environment.kind, or "
             "another scorer"
+        )
+    if reward.scorer == "environment" and world == "tools":
+        faults.append(
+            "reward.scorer = 'environment' with environment.kind = 'tools': tools give no reward; set a scorer that "
+            "grades the answer, or an environment of your own"
         )
     if reward.per_turn and config.advantage.estimator != "gae":
         faults.append(

@@ -42,7 +42,7 @@ def answer(judge: JudgeConfig, prompt: str) -> str:
 
 
 def _answer(judge: JudgeConfig, prompt: str) -> str:
-    key = os.environ.get(KEY)
+    key = _key()
     who = f"judge {judge.model} at {judge.url}"
     try:
         said = httpx.post(
@@ -59,6 +59,14 @@ def _answer(judge: JudgeConfig, prompt: str) -> str:
         reason = " ".join(said.text[:LONGEST_REASON].split()).replace(key or "\n", "***")
         raise JudgeLost(f"{who}: status {said.status_code}, {reason}; mend reward.judge, or set {KEY}")
     return _content(who, said)
+
+
+def _key() -> str | None:
+    """Raises JudgeLost for one that no header can hold, which httpx would refuse with the key in its message."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise JudgeLost(f"{KEY}: holds a character that is not printable ASCII; set it to the judge's key and no more")
+    return key or None
 
 
 def _content(who: str, said: httpx.Response) -> str:

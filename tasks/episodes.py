@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from data.config import EnvironmentConfig
 from data.digest import file_digest
+from data.environment_config import EnvironmentConfig
 from data.prompts import DEMONSTRATION, Prompt, load_source
 from data.user_code import load
 from models.agents.loop import Play, Rules, Trajectory

@@ -14,6 +14,7 @@ from data.digest import json_digest
 from data.user_code import UserCode
 from infra.judge import longest_s
 from infra.timed_pool import Outcome, TimedPool
+from models.environments.contract import LARGEST
 from ops.ragged import from_arrow
 from ops.rewards import EnvironmentRewards
 from ops.turns import Turns
@@ -22,7 +23,7 @@ from tasks.scoring import Response, Scored, Scorer, call_scorer, load_scorer
 
 COLUMNS = ["trajectory_id", "action_mask", "messages", "metadata", "status", "error"]
 NO_REWARD = "the environment gave no turn a reward; set reward.scorer to what grades the answer, or have it give some"
-NO_NUMBER = "the environment gave a turn a reward that is no finite number; mend the environment"
+NO_NUMBER = "the rewards of its turns add up to {:g}, which is no finite number; mend the environment"
 
 
 def columns_of(reward: RewardConfig) -> list[str]:
@@ -70,11 +71,14 @@ def _rewarded(rollouts: pa.Table) -> list[Outcome]:
     """A trajectory that was cut off before any reward has earned 0; one that ended without any says nothing."""
     found = EnvironmentRewards.of(rollouts["turns"])
     cut = [status == "truncated" for status in rollouts["status"].to_pylist()]
-    outcomes = []
-    for total, count, truncated in zip(found.totals.tolist(), found.counts.tolist(), cut, strict=True):
-        error = NO_NUMBER if not np.isfinite(total) else NO_REWARD if not count and not truncated else None
-        outcomes.append(Outcome(None if error else Scored(total, {}), error, 0 if error else 1))
-    return outcomes
+    rows = zip(found.totals.tolist(), found.counts.tolist(), cut, strict=True)
+    return [_summed(total) if count or truncated else Outcome(None, NO_REWARD, 0) for total, count, truncated in rows]
+
+
+def _summed(total: float) -> Outcome:
+    if not abs(total) <= LARGEST:  # NaN neither
+        return Outcome(None, NO_NUMBER.format(total), 0)
+    return Outcome(Scored(total, {}), None, 1)
 
 
 def responses(rollouts: pa.Table) -> list[Response]:

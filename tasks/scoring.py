@@ -1,13 +1,13 @@
 """One response to one reward, in a scorer process. Light to import: such a process holds nothing else."""
 
 import importlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from data.config import JudgeConfig
 from data.user_code import UserCode
+from models.environments.contract import LARGEST
 from ops.scorers import SCORERS
 from ops.verdicts import answer_in, ask, verdict
 
@@ -65,7 +65,7 @@ def _judged(judge: JudgeConfig, response: Response, reference: str) -> Scored:
 def _checked(said: Any, name: str) -> Scored:
     """A number, or a dict of numbers with the key 'reward' (the others are components)."""
     parts = dict(said) if isinstance(said, Mapping) else {"reward": said}
-    bad = {k: v for k, v in parts.items() if not isinstance(v, int | float) or not math.isfinite(v)}
+    bad = {k: v for k, v in parts.items() if not isinstance(v, int | float) or not abs(v) <= LARGEST}
     if bad or "reward" not in parts:
         raise TypeError(f"scorer {name} returned {said!r}; it must be a finite number, or a dict of them with 'reward'")
     reward = float(parts.pop("reward"))

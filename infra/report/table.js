@@ -55,7 +55,7 @@ function columns() {
 const table = new Tabulator("#table", {
   data: rows.status.map((status, row) => ({
     row, id: idOf(row), status, reward: rows.reward[row], advantage: rows.advantage[row], length: rows.length[row],
-    turns: turns[row].length, answer: answer(row),
+    turns: turns[row].filter((turn) => turn[GENERATED]).length, answer: answer(row),
   })),
   index: "row", columns: columns(), columnDefaults: { resizable: "header" }, layout: "fitColumns", height: "100%", placeholder: "none is left by the filters",
   initialSort: [{ column: "reward", dir: "asc" }],

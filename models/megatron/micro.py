@@ -93,9 +93,9 @@ def prepare_lesson(
 
 
 def value_scale(batch: TrainBatch, rows: np.ndarray, mode: str) -> float:
-    """What the value loss of an optimizer step over `rows` is multiplied by, to be a mean over its own tokens.
+    """What the value loss of an optimizer step over `rows` is multiplied by, to be divided by its own count.
 
-    The step's losses add up and are divided by one count, that of the loss tokens.
+    The step's losses add up and are divided by one count, that of the loss tokens (or of rows, which is the same here).
     """
     if batch.value_mask is None:
         return 1.0

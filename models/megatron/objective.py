@@ -65,12 +65,13 @@ def grade(
     learned = torch.zeros((), dtype=torch.float64, device=lesson.advantages.device)
     everywhere = torch.ones_like(lesson.advantages, dtype=torch.bool)
     _, count = aggregate(lesson.advantages, everywhere, lesson.offsets, objective.mode, objective.horizon)
+    scalars["count"] = count
     for name, per_token in terms.items():
         among, scale = (_valued(lesson), lesson.value_scale) if name == "loss/value" else (everywhere, 1.0)
         numerator, _ = aggregate(per_token, among, lesson.offsets, objective.mode, objective.horizon)
         numerator = scale * numerator
         learned = learned + weights[name] * numerator
-        scalars |= {name: numerator.detach(), "count": count}
+        scalars[name] = numerator.detach()
     logprobs = _loss_tokens(outputs.logprobs.detach(), lesson) if objective.token_loss is not None else None
     measured = Measured(lesson, scalars, tuple(per_token.detach() for per_token in terms.values()), logprobs)
     if non_loss_data:
@@ -90,14 +91,13 @@ def step_metrics(parts: Sequence[Measured], step: int) -> dict[str, float]:
         sick = ranks.from_speakers([row for part in parts for row in _sick_rows(part)])
         raise NonFiniteLoss(step, sorted(set(sick)), "the loss is not finite")
     tokens, count = totals.pop("tokens"), max(totals.pop("count"), 1.0)
-    valued = totals.pop("valued", 0.0)
+    per = {"loss": count, "value": max(totals.pop("valued", 0.0), 1.0)}  # by first word; else tokens
     totals.pop("loss/negative_entropy", None)
     metrics = {"train/tokens": tokens}
     for name, value in totals.items():
         if name.endswith(("/min", "/max")):
             metrics[name] = value if tokens else 1.0
         else:
-            per = {"loss": count, "value": max(valued, 1.0)}
             metrics[name] = value / per.get(name.partition("/")[0], max(tokens, 1.0))
     if "ratio/mean" in metrics:
         variance = metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2

@@ -101,6 +101,10 @@ WORLD = ["environment.kind=gym", "reward.scorer=environment"]
     ("settings", "says"),
     [
         (["reward.scorer=environment"], "reward.scorer = 'environment' without an environment.kind: .*set environment"),
+        (
+            ["reward.scorer=environment", "environment={kind='tools', tools=['calculator']}"],
+            "reward.scorer = 'environment' with environment.kind = 'tools': .*; set a scorer that grades the answer",
+        ),
         (["reward.per_turn=true"], "reward: per_turn = true with scorer = 'exact': .* set scorer = 'environment'"),
         (
             [*WORLD, "reward.per_turn=true", "advantage.estimator=global", "critic.kind=none"],
@@ -117,6 +121,7 @@ WORLD = ["environment.kind=gym", "reward.scorer=environment"]
         (["advantage.step_unit=turn", "critic.kind=none"], "GAE needs values"),
         (["reward.scorer=judge"], r"scorer = 'judge' without judge\.url; set reward\.judge\.url"),
         (["reward.scorer=judge", "reward.judge.url=http://h:1/v1"], r"without judge\.model; set reward\.judge\.model"),
+        (["reward.scorer=judge", "reward.judge.url=http://h", "reward.judge.model="], r"without judge\.model; set"),
         (
             ["reward.judge.url=http://me:pw@h/v1"],
             r"judge\.url: http://\*\*\*: holds credentials.*JUDGE_API_KEY",

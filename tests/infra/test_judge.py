@@ -67,6 +67,20 @@ def test_a_refusal_is_not_tried_again_and_tells_no_key(server: JudgeServer, monk
     assert len(server.asked) == 1
 
 
+def test_white_space_around_a_key_is_not_sent(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a key from a file has."""
+    monkeypatch.setenv("JUDGE_API_KEY", " s3cret\n")
+    assert answer(config(server), "?") == "Correct." and server.keys == ["Bearer s3cret"]
+
+
+@pytest.mark.parametrize("key", ["s3c\nret", "s3cr\u00e9t"])
+def test_a_key_that_no_header_holds_is_not_told(server: JudgeServer, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", key)
+    with pytest.raises(JudgeLost, match=r"^JUDGE_API_KEY: .* not printable ASCII; set it to the judge's key") as caught:
+        answer(config(server), "?")
+    assert "s3c" not in str(caught.value) and not server.asked
+
+
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "LONGEST_PAUSE_S", 0.01)
     with socket.socket() as probe:

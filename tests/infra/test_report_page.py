@@ -149,6 +149,14 @@ def test_the_table_is_filtered_and_sorted(opened: tuple[Any, Seen]) -> None:
 
 
 @pytest.mark.slow
+def test_the_table_counts_the_policy_s_turns(opened: tuple[Any, Seen]) -> None:
+    """Of B/0's four spans two are the policy's, of A/1's two one."""
+    tab, _ = opened
+    counted = tab.locator(".tabulator-row .tabulator-cell[tabulator-field=turns]").all_inner_texts()
+    assert dict(zip(rows(tab), counted, strict=True)) == {"A/1": "1", "A/0": "1", "B/0": "2", "B/1": "1"}
+
+
+@pytest.mark.slow
 def test_turns_strip_and_keys(opened: tuple[Any, Seen]) -> None:
     """B/0 in four turns; its third action, token 4, has value .3; é is one character of two tokens."""
     tab, seen = opened

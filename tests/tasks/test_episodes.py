@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from data.config import EnvironmentConfig
+from data.environment_config import EnvironmentConfig
 from tasks.episodes import played_in
 
 

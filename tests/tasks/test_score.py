@@ -21,6 +21,7 @@ def score(response, metadata):
     if response == "nan": return float("nan")
     if response == "dies": __import__("os")._exit(3)
     if response == "none": return None
+    if response == "huge": return 4e38
     if response == "parts": return {"reward": 0.5, "format": 1.0, "length": -0.5}
     return response == metadata["answer"]
 """
@@ -47,7 +48,9 @@ def test_c22_bad_scorer_marks_its_samples_never_the_run(
     assert manifest.metrics["reward/mean"] == pytest.approx(60 / 61)
 
 
-@pytest.mark.parametrize(("answer", "words"), [("nan", "nan"), ("dies", "exit code 3"), ("none", "None")])
+@pytest.mark.parametrize(
+    ("answer", "words"), [("nan", "nan"), ("dies", "exit code 3"), ("none", "None"), ("huge", "4e+38")]
+)
 def test_other_junk_is_a_failure_too(
     bench: Any, pool: Any, scorer_file: Callable[[str], str], answer: str, words: str
 ) -> None:

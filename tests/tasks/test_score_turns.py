@@ -66,6 +66,7 @@ GAMES = [
     played(5, [None, None], **CUT),
     played(6, [1.0, 1.0], **CUT),
     played(7, [], **DEAD),
+    played(8, [3e38, 3e38]),
 ]
 ENVIRONMENT = RewardConfig(scorer="environment")
 
@@ -90,12 +91,16 @@ def scored(bench: Any, pool: Any, record: Callable[[list[Row]], Manifest]) -> Ca
 
 
 def test_the_environment_s_reward_is_the_sum_over_the_turns(scored: Callable[..., list[Row]]) -> None:
-    """.5 + .25; a NaN fails; none at all fails where it ended, and is a 0 where it was cut off before it got to one."""
+    """.5 + .25; a NaN fails, and a sum beyond float32; none at all fails where it ended, and is 0 where it was cut."""
     rows = scored(GAMES, ENVIRONMENT)
-    assert np.array_equal([row["reward"] for row in rows], [0.75, -1, NAN, NAN, NAN, 0, 2, NAN], equal_nan=True)
-    assert [row["status"] for row in rows] == ["ok", "ok", "failed", "failed", "failed", "ok", "ok", "failed"]
+    assert np.array_equal([row["reward"] for row in rows], [0.75, -1, NAN, NAN, NAN, 0, 2, NAN, NAN], equal_nan=True)
+    assert [row["status"] for row in rows] == [
+        *("ok", "ok", "failed", "failed", "failed", "ok", "ok"),
+        *("failed", "failed"),
+    ]
     assert rows[2]["error"] == rows[7]["error"] == "RuntimeError: the game is gone"
-    assert "no finite number; mend the environment" in rows[3]["error"]
+    assert "add up to nan, which is no finite number; mend the environment" in rows[3]["error"]
+    assert "add up to 6e+38" in rows[8]["error"]
     assert "gave no turn a reward; set reward.scorer to" in rows[4]["error"]
     assert {row["token_rewards"] for row in rows} == {None}
     assert {row["scorer_digest"] for row in rows} == {"builtin:environment"}
@@ -133,7 +138,7 @@ def test_each_turn_s_reward_lies_at_its_end(scored: Callable[..., list[Row]]) ->
     assert rows[1]["token_rewards"] == [0, 0, 0, 0, -1]
     assert rows[5]["token_rewards"] == [0] * 8
     assert rows[6]["token_rewards"] == [0, 0, 0, 0, 1, 0, 0, 1]
-    for failed in (2, 3, 4, 7):
+    for failed in (2, 3, 4, 7, 8):
         assert not any(rows[failed]["token_rewards"])
 
 

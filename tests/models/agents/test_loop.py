@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from data.columns import ROLLOUTS
-from data.config import EnvironmentConfig, SamplingConfig
+from data.config import SamplingConfig
+from data.environment_config import EnvironmentConfig
 from data.schema import validate
 from models.agents.loop import Play, Rules, Trajectory
 from models.engines.contract import SAMPLED, Completion, PromptTooLong, Request, SamplingParams
