@@ -116,16 +116,10 @@ def head_of(ledger: Ledger, k: int, pipelined: bool) -> Head:
         return Head(base, base, base, base)
     policy, state = recorded(k - 1, "publish"), recorded(k - 1, "train")
     base = ledger.open(policy.input_uris["base"])
-    sampler = _began_with(ledger, k - 1, base) if pipelined else policy
+    sampler = policy
+    if pipelined:  # what the iteration before began with
+        sampler = recorded(k - 2, "publish") if k > 1 else base
     return Head(base, policy, state, sampler, recorded(k - 1, "generate"))
-
-
-def _began_with(ledger: Ledger, k: int, base: Manifest) -> Manifest:
-    """The policy that iteration `k` began with."""
-    found = ledger.find(ledger.at(k - 1, "publish")) if k else base
-    if found is None:
-        raise LookupError(f"iteration {k} of {ledger.run!r}: publish of iteration {k - 1} is not on record")
-    return found
 
 
 def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
