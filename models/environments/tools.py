@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json, to_jsonable_python
 
 from models.environments.contract import Environment, Episode, Message, Reply, ToolCall
 from models.environments.tool_calls import last_call
@@ -57,28 +57,41 @@ def keeps_state(tool: Any) -> bool:
 
 def _of_function(function: types.FunctionType, options: Mapping[str, Any]) -> Tool:
     name = function.__name__
-    parameters = inspect.signature(function).parameters
-    unknown = [option for option in options if option not in parameters]
-    if unknown:
-        raise ValueError(f"tool {name}: it has no option {unknown[0]}; it takes {', '.join(parameters)}")
     accept = _accept(name, function, set(options))
-    schema, shared = _schema(name, function.__doc__, accept), partial(function, **options)
+    schema, shared = _schema(name, function.__doc__, accept), partial(function, **_fitting(name, function, options))
     return Tool(name, schema, False, lambda: shared, accept.validate_python)
 
 
 def _of_class(cls: type, call: types.FunctionType, options: Mapping[str, Any]) -> Tool:
     name = getattr(cls, "name", cls.__name__)
-    try:
-        inspect.signature(cls).bind(**options)
-    except TypeError as error:
-        raise ValueError(f"tool {name}: options {dict(options)} do not fit {inspect.signature(cls)}: {error}") from None
+    make = partial(cls, **_fitting(name, cls, options))
     receiver, *_ = inspect.signature(call).parameters
     accept = _accept(name, call, {receiver})
     schema = _schema(name, call.__doc__ or cls.__doc__, accept)
     if keeps_state(cls):
-        return Tool(name, schema, True, partial(cls, **options), accept.validate_python)
-    instance = cls(**options)
+        return Tool(name, schema, True, make, accept.validate_python)
+    instance = make()
     return Tool(name, schema, False, lambda: instance, accept.validate_python)
+
+
+def _fitting(name: str, tool: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, as their annotations have them. What is missing of a function's the model gives."""
+    signature = inspect.signature(tool, eval_str=True)
+    try:
+        (signature.bind if isinstance(tool, type) else signature.bind_partial)(**options)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "none"
+        raise ValueError(f"environment.options.{name}: {error}; it takes {takes}") from None
+    return {option: _converted(name, signature.parameters.get(option), option, options[option]) for option in options}
+
+
+def _converted(name: str, parameter: inspect.Parameter | None, option: str, value: Any) -> Any:
+    if parameter is None or parameter.annotation is parameter.empty:
+        return value
+    try:
+        return TypeAdapter(parameter.annotation).validate_json(to_json(value), strict=True)
+    except ValidationError as error:
+        raise ValueError(f"environment.options.{name}.{option} = {value!r}: {error.errors()[0]['msg']}") from None
 
 
 def _accept(name: str, function: types.FunctionType, hidden: set[str]) -> TypeAdapter[dict[str, Any]]:
@@ -114,8 +127,7 @@ def _schema(name: str, docstring: str | None, arguments: TypeAdapter[dict[str, A
 class ToolEnvironment(Environment):
     """Answers each turn with what the tool says that it calls last; a turn that calls none is the final answer.
 
-    The policy's mistakes, and errors that a tool raises, are messages to it. Can be gone on with later unless a tool
-    keeps state.
+    The policy's mistakes, and errors that a tool raises, are messages to it.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -124,7 +136,6 @@ class ToolEnvironment(Environment):
         twice = [name for name in names if names.count(name) > 1]
         if twice or not names:
             raise ValueError(f"environment.tools: {twice[0]} is there twice" if twice else "environment.tools is empty")
-        self.resumable = not any(tool.stateful for tool in tools)
         self._tools = {tool.name: tool for tool in tools}
         self._callables: dict[str, Callable[..., object]] = {}
         self._open = contextlib.ExitStack()

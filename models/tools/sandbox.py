@@ -14,6 +14,9 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from models.tools.excerpt import excerpt
 
@@ -26,6 +29,9 @@ START_S = 60.0
 END_S = 5.0
 FOLDER = "/tmp/work"  # the working folder of isolated code, on a file system of its own
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+
+Seconds = Annotated[float, Field(gt=0.0)]
+Count = Annotated[int, Field(gt=0)]  # to tmpfs no size is no limit
 
 _TRYING = threading.Lock()
 
@@ -66,11 +72,11 @@ class Python:
 
     def __init__(
         self,
-        timeout_s: float = 10.0,
-        memory_mb: int = 1024,
-        cpu_s: int = 60,
-        processes: int = 16,
-        disk_mb: int = 64,
+        timeout_s: Seconds = 10.0,
+        memory_mb: Count = 1024,
+        cpu_s: Count = 60,
+        processes: Count = 16,
+        disk_mb: Count = 64,
         isolated: bool = True,
     ) -> None:
         """Raises SandboxRefused if it cannot be isolated here."""

@@ -32,8 +32,8 @@ class Search:
         self,
         backend: str,
         index: str | None = None,
-        results: int = 5,
-        timeout_s: float = 20.0,
+        results: Annotated[int, Field(gt=0)] = 5,
+        timeout_s: Annotated[float, Field(gt=0.0)] = 20.0,
         base_url: str | None = None,
     ) -> None:
         """Raises ValueError for settings that do not fit, a file that is no index, or without the service's key."""

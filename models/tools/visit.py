@@ -9,8 +9,10 @@ import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import httpx
+from pydantic import Field
 
 from models.tools.excerpt import excerpt
 
@@ -42,7 +44,7 @@ class Visit:
     name = "visit"
     shared = True
 
-    def __init__(self, timeout_s: float = 20.0, allow_private: bool = False) -> None:
+    def __init__(self, timeout_s: Annotated[float, Field(gt=0.0)] = 20.0, allow_private: bool = False) -> None:
         """timeout_s: of a visit, with all redirects and the reading."""
         self._timeout_s, self._allow_private = timeout_s, allow_private
 

@@ -12,6 +12,9 @@ from models.environments.contract import Environment, Episode, ToolCall
 from models.environments.spec import EnvironmentSpec
 from models.environments.tool_calls import last_call
 from models.environments.tools import ToolEnvironment, make_tool
+from models.tools.sandbox import Python
+from models.tools.search import Search
+from models.tools.visit import Visit
 
 EPISODE = Episode("t", ({"role": "user", "content": "Go"},), {}, 0)
 
@@ -230,6 +233,20 @@ def test_each_trajectory_has_its_own_instance() -> None:
     ]
 
 
+def test_options_are_converted_by_annotations_and_left_alone_without() -> None:
+    class Told:
+        """Says its options."""
+
+        def __init__(self, path: Path, pair: tuple[int, int], odd=0, **more) -> None:  # type: ignore[no-untyped-def]
+            self.told = (path, pair, odd, more)
+
+        def __call__(self) -> str:
+            return str(self.told)
+
+    made = make_tool(Told, {"path": "a", "pair": [1, 2], "odd": "x", "even": [3]}).make()
+    assert made.told == (Path("a"), (1, 2), "x", {"even": [3]})  # type: ignore[attr-defined]
+
+
 def test_a_shared_instance_serves_all_and_stays_open() -> None:
     tool = make_tool(Shared, {})
     for expected in ("1", "2"):
@@ -263,8 +280,8 @@ def test_closes_what_was_made_when_another_cannot_be() -> None:
 
 
 def test_resumable_without_state_only() -> None:
-    assert environment(add, Shared).resumable
-    assert not environment(add, Counter).resumable
+    assert EnvironmentSpec("tools", ("calculator", "visit")).resumable
+    assert not EnvironmentSpec("tools", ("calculator", "python")).resumable
 
 
 def test_refuses_no_tool_and_two_of_one_name() -> None:
@@ -296,8 +313,22 @@ def of_any_number(*a: int) -> int:
         (of_any_number, {}, "cannot be passed by name"),
         (object, {}, "a class with __call__"),
         (3, {}, "must be a function"),
-        (add, {"c": 1}, "no option c; it takes a, b"),
-        (Counter, {"stop": 1}, "got an unexpected keyword argument 'stop'"),
+        (add, {"c": 1}, r"^environment\.options\.add: got an unexpected keyword argument 'c'; it takes a, b$"),
+        (Counter, {"stop": 1}, "got an unexpected keyword argument 'stop'; it takes start$"),
+        (
+            Counter,
+            {"start": "lots"},
+            r"^environment\.options\.Counter\.start = 'lots': Input should be a valid integer$",
+        ),
+        (Counter, {"start": True}, "start = True: Input should be a valid integer"),
+        (add, {"b": "x"}, "options.add.b = 'x': Input should be a valid integer"),
+        (Python, {"memory_mb": "lots"}, "options.python.memory_mb = 'lots'"),
+        (Python, {"disk_mb": 0}, "disk_mb = 0: Input should be greater than 0"),
+        (Python, {"isolated": "no"}, "isolated = 'no': Input should be a valid boolean"),
+        (Search, {}, "missing a required argument: 'backend'; it takes backend, index, results"),
+        (Search, {"backend": "bm25", "indx": "a"}, "unexpected keyword argument 'indx'"),
+        (Search, {"backend": "bm25", "index": "a", "results": 0}, "results = 0: Input should be greater than 0"),
+        (Visit, {"timeout_s": 0}, "timeout_s = 0: Input should be greater than 0"),
     ],
 )
 def test_refuses_what_cannot_be_a_tool(tool: object, options: Mapping[str, Any], why: str) -> None:

@@ -45,7 +45,8 @@ def test_computes(expression: str, value: float) -> None:
         ("", "no arithmetic expression"),
         ("1 +", "no arithmetic expression"),
         ("(" * 400 + "1" + ")" * 400, "no arithmetic expression"),
-        ("-" * 999 + "1", "no arithmetic expression"),
+        ("-" * 999 + "1", "no arithmetic expression"),  # too deep to walk
+        ("~-(" * 199 + "-" * 402 + "1", "no arithmetic expression"),  # and to parse
         ("1\0", "no arithmetic expression"),
         ("1" * 1001, "at most 1000"),
         ("9 ** 9 ** 9", "too large"),
@@ -59,6 +60,7 @@ def test_computes(expression: str, value: float) -> None:
         ("2 ** 4000 / 3", "too large for a float"),
         ("1 / 0", "division by zero"),
         ("0 ** -1", "0.0 cannot be raised to a negative power"),
+        ("0 ** -9999", "0.0 cannot be raised to a negative power"),
         ("1 % 0", "modulo by zero"),
     ],
 )

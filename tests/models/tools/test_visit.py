@@ -5,6 +5,7 @@ import gzip
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -61,6 +62,9 @@ def test_unpacks_gzip_to_its_limit(site: Web) -> None:
     assert f"[{READ - 90_000} characters left out]" in visit(f"{site.url}/bomb")
     with pytest.raises(VisitRefused, match="packed as 'br'"):
         visit(f"{site.url}/br")
+    site.answers["/damaged"] = answer(b"hello", "text/plain", Content_Encoding="gzip")
+    with pytest.raises(VisitRefused, match="the page is damaged"):
+        visit(f"{site.url}/damaged")
 
 
 def test_follows_redirects_but_not_for_ever(site: Web) -> None:
@@ -122,7 +126,7 @@ def test_a_page_that_keeps_the_parser_busy_is_given_up(site: Web) -> None:
     attributes = " ".join(f"a{i}=1" for i in range(150_000))
     site.answers["/"] = answer(f"<html><body><p {attributes}>Hi".encode())
     with pytest.raises(VisitRefused, match="takes too long to read"):
-        Visit(timeout_s=1.0, allow_private=True)(site.url)
+        Visit(timeout_s=3.0, allow_private=True)(site.url)  # which suffices to fetch it, also beside other work
 
 
 def test_nobody_there() -> None:
@@ -158,6 +162,7 @@ def test_nobody_there() -> None:
         "255.255.255.255",
         "[64:ff9b::7f00:1]",  # NAT64
         "[2002:7f00:1::]",  # 6to4
+        "[2001:0:4136:e378:8000:63bf:80ff:fffe]",  # Teredo
     ],
 )
 def test_private_addresses_are_refused(site: Web, host: str) -> None:
@@ -237,6 +242,28 @@ def test_connects_to_the_address_that_was_checked(site: Web, monkeypatch: pytest
     Names(monkeypatch, ["127.0.0.1"])
     assert visit(f"http://rebound.example:{site.port}/") == "hello"
     assert heard == [f"rebound.example:{site.port}"]
+
+
+def test_ipv4_is_taken_before_ipv6(site: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing listens."""
+    site.answers["/"] = answer(b"hello", "text/plain")
+    Names(monkeypatch, ["::1", "127.0.0.1"])
+    assert visit(f"http://both.example:{site.port}/") == "hello"
+
+
+def test_tls_is_for_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the address: the name is in what a client says first."""
+    Names(monkeypatch, ["127.0.0.1"])
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(first_words, server)
+        with pytest.raises(VisitRefused, match="cannot be read"):
+            visit(f"https://rebound.example:{server.getsockname()[1]}/")
+        assert b"rebound.example" in heard.result()
+
+
+def first_words(server: socket.socket) -> bytes:
+    with server.accept()[0] as connection:
+        return connection.recv(4096)
 
 
 def test_proxies_of_the_environment_are_not_asked(site: Web, monkeypatch: pytest.MonkeyPatch) -> None:
