@@ -10,7 +10,7 @@ import numpy as np
 
 # Values of `logprob_semantics`: of which distribution the returned log-probs are.
 SAMPLED = "sampled"  # the one sampled from: temperature, then top_k, then top_p, renormalised
-SCALED = "scaled: softmax at the sampling temperature, before top_k and top_p"
+SCALED = "scaled: softmax at the sampling temperature, before top_k and top_p"  # SGLang's top_p is of all tokens
 GREEDY = "greedy: softmax at temperature 1, before top_p and top_k"  # argmax is no draw; of the untouched softmax
 
 

@@ -29,12 +29,15 @@ def scaled_probs(model, request: Request, completion: Completion, params: Sampli
     return (plain_logits(model, request, completion) / (params.temperature or 1.0)).softmax(-1).numpy()
 
 
-def kept(probs: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Of one token's probs [vocab] the ids that top_k, and of those top_p, leave: the fewest whose share reaches p."""
+def kept(probs: np.ndarray, params: SamplingParams, joint: bool = False) -> np.ndarray:
+    """Of one token's probs [vocab] the ids that top_k, and of those top_p, leave: the fewest whose share reaches p.
+
+    joint: p is of the whole distribution, not of what top_k leaves.
+    """
     if params.greedy:
         return np.arange(len(probs))
     likeliest = np.argsort(-probs, kind="stable")[: params.top_k or None]
-    shares = probs[likeliest] / probs[likeliest].sum()
+    shares = probs[likeliest] / (1.0 if joint else probs[likeliest].sum())
     while params.top_p < 1.0 and len(shares) > 1 and shares[:-1].sum() >= params.top_p:
         likeliest, shares = likeliest[:-1], shares[:-1]
     return likeliest
