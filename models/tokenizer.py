@@ -5,7 +5,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +26,7 @@ FILES = [
     "chat_template.jinja",
     "chat_template.json",
 ]
+READ = [*FILES, "config.json", "generation_config.json"]  # all that decides what a Tokenizer is
 PRIVATE_USE = range(0xF0000, 0xFFFFE)  # code points without a meaning
 
 Message = Mapping[str, object]  # role, content, and what else the template reads
@@ -146,6 +148,22 @@ class Tokenizer:
         return [token for piece in pieces for token in piece]
 
 
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """Tokenizer(folder), or the one at hand that was made from the same contents, as every policy of a run has them."""
+    return _made(_Contents(json.dumps(_hashes(Path(folder), READ)), Path(folder)))
+
+
+@dataclass(frozen=True)
+class _Contents:
+    hashes: str
+    folder: Path = field(compare=False)
+
+
+@lru_cache(maxsize=2)
+def _made(contents: _Contents) -> Tokenizer:
+    return Tokenizer(contents.folder)
+
+
 def _load(folder: Path) -> PreTrainedTokenizerBase:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise FolderError(f"{folder}: no tokenizer.json; copy the model's tokenizer files into the folder")
@@ -173,9 +191,13 @@ def _template(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _digest(folder: Path, eos_ids: tuple[int, ...]) -> str:
-    present = [name for name in FILES if (folder / name).is_file()]
-    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in present}
-    return hashlib.sha256(json.dumps([files, eos_ids], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([_hashes(folder, FILES), eos_ids], sort_keys=True).encode()).hexdigest()
+
+
+def _hashes(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """sha256 (hex) of those that are there."""
+    present = [name for name in names if (folder / name).is_file()]
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in present}
 
 
 def _unused(*values: object) -> tuple[str, str]:

@@ -9,6 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from models.pieces import flat_bytes, hash_pieces
+
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> torch's
@@ -21,16 +23,15 @@ class WeightsMismatch(ValueError):
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """sha256 (hex) over each tensor's name, dtype, shape and bytes, in the order of the names.
+    """sha256 (hex) over each tensor's name, dtype, shape and the sha256 of each piece of its bytes, by name.
 
-    Independent of file layout, shards, device and memory layout. An output head equal to the embedding is left out, so
-    that a tied model has one digest whether the head is listed or not.
+    A piece has models.pieces.PIECE bytes. Independent of file layout, shards, device and memory layout. An output head
+    equal to the embedding is left out, so that a tied model has one digest whether the head is listed or not.
     """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(without_tied_head(tensors).items()):
+    digest, named = hashlib.sha256(), dict(sorted(without_tied_head(tensors).items()))
+    for (name, tensor), pieces in zip(named.items(), hash_pieces(list(named.values())), strict=True):
         header = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-        digest.update(json.dumps(header).encode() + b"\n")
-        digest.update(memoryview(_flat_bytes(tensor.cpu()).numpy()))
+        digest.update(json.dumps(header).encode() + b"\n" + b"".join(pieces))
     return digest.hexdigest()
 
 
@@ -45,11 +46,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     # By bytes: NaN weights must not make a tied head look untied.
-    return torch.equal(_flat_bytes(a), _flat_bytes(b))
-
-
-def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(flat_bytes(a), flat_bytes(b))
 
 
 def weight_files(folder: Path) -> list[Path]:

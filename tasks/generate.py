@@ -116,12 +116,12 @@ def _generate(
     handed_over: bool,
 ) -> Manifest:
     """handed_over: the trainer may have left the policy in memory."""
-    from models.tokenizer import Tokenizer
+    from models.tokenizer import tokenizer_of
 
     policy, sampling, partial = job.input("policy"), generation.sampling, generation.partial
     in_memory = handover.offered(policy.content_digest) if handed_over else None
     folder = in_memory or job.folder("policy")
-    tokenizer = Tokenizer(folder)
+    tokenizer = tokenizer_of(folder)
     clock = time.perf_counter()
     engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
     sync_s = time.perf_counter() - clock

@@ -63,12 +63,12 @@ def _warm_start(
     setup: Setup,
     micro_tokens: int,
 ) -> Manifest | None:
-    from models.tokenizer import Tokenizer
+    from models.tokenizer import tokenizer_of
 
     bring(trainer, job, setup)
     shown = source_of(prompts).demonstrations(0, config.steps * config.batch, derive(job.seed, STEP.name))
     folder = job.folder("state")
-    streams, loss_mask = trainer.from_first(lambda: demonstrated(Tokenizer(folder), shown, played))
+    streams, loss_mask = trainer.from_first(lambda: demonstrated(tokenizer_of(folder), shown, played))
     rows = np.arange(len(streams)).reshape(config.steps, config.batch)
     plan = [pack(streams.lengths, members, micro_tokens) for members in rows]
     updates = trainer.supervise(streams, loss_mask, plan)

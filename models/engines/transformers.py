@@ -24,7 +24,7 @@ from models.engines.contract import (
 from models.engines.decoding import Decoded, decode
 from models.engines.sampling import uniforms
 from models.folder import FolderConfig, read_config
-from models.tokenizer import Tokenizer
+from models.tokenizer import Tokenizer, tokenizer_of
 from models.weights import WeightsMismatch, require_digest, stored_dtype, tensors_digest
 
 
@@ -39,7 +39,7 @@ class _Serving:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Only stop strings need it."""
-        return Tokenizer(self.folder)
+        return tokenizer_of(self.folder)
 
 
 class TransformersEngine:

@@ -60,14 +60,17 @@ def named_parameters(module: Trunk | ValueHead) -> dict[str, torch.nn.Parameter]
 
 
 def collect(named: Mapping[str, torch.Tensor]) -> Tensors | None:
-    """Whole tensors on the first rank's host from what all ranks hold; None on the other ranks.
+    """Whole tensors on the first rank, from what all ranks hold; None on the other ranks.
 
-    named: this rank's parts. Copies of the model are left out: only its first copy sends. What more than one pipeline
-    stage has (a tied embedding) is taken from the first of them.
+    named: this rank's parts, which it gets back, where they are, if it shares the model with no other; else the tensors
+    are on the host. Copies of the model are left out: only its first copy sends. What more than one pipeline stage has
+    (a tied embedding) is taken from the first of them.
     """
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
         return None
     group, names = parallel_state.get_model_parallel_group(), list(named)
+    if group.size() == 1:
+        return {name: part.detach() for name, part in named.items()} if ranks.is_first() else None
     lengths = ranks.to_all([len(names)], group)
     wholes: Tensors = {}
     for start in range(0, max(lengths), _AT_ONCE):

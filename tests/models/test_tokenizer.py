@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.folder import FolderError
-from models.tokenizer import Tokenizer
+from models.tokenizer import Tokenizer, tokenizer_of
 from models.toy import write_toy
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "<think>", "<|im_<|im_end|>end|>"]
@@ -143,3 +143,13 @@ def test_folders_without_what_is_needed(folder, tmp_path):
     (no_template / "tokenizer.json").unlink()
     with pytest.raises(FolderError, match=r"no tokenizer.json; copy the model's tokenizer files"):
         Tokenizer(no_template)
+
+
+def test_one_of_equal_contents_is_at_hand_and_no_other(folder, tmp_path):
+    first = tokenizer_of(folder)
+    assert tokenizer_of(shutil.copytree(folder, tmp_path / "copy")) is first
+    shorter = edit(folder, tmp_path / "context", "config.json", max_position_embeddings=17)
+    assert (tokenizer_of(shorter).context, first.context) == (17, Tokenizer(folder).context)
+    (tmp_path / "copy/chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert tokenizer_of(tmp_path / "copy").template_digest != first.template_digest
+    assert tokenizer_of(folder) is not tokenizer_of(shorter)

@@ -13,12 +13,27 @@ A = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor([1, 2], dtyp
 
 
 def test_digest_is_the_documented_hash():
-    # By hand: per tensor, in the order of names, a JSON header line and the little-endian bytes.
+    # By hand: per tensor, in the order of names, a JSON header line and the sha256 of the little-endian bytes.
     expected = hashlib.sha256()
-    expected.update(b'["a", "int64", [2]]\n' + (1).to_bytes(8, "little") + (2).to_bytes(8, "little"))
+    a = (1).to_bytes(8, "little") + (2).to_bytes(8, "little")
+    expected.update(b'["a", "int64", [2]]\n' + hashlib.sha256(a).digest())
     # 1.0 = 0x3f800000, 2.0 = 0x40000000, 3.0 = 0x40400000, 4.0 = 0x40800000
-    expected.update(b'["b", "float32", [2, 2]]\n' + bytes.fromhex("0000803f 00000040 00004040 00008040"))
+    b = bytes.fromhex("0000803f 00000040 00004040 00008040")
+    expected.update(b'["b", "float32", [2, 2]]\n' + hashlib.sha256(b).digest())
     assert tensors_digest(A) == expected.hexdigest()
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_digest_of_large_tensors_is_of_pieces(extra):
+    piece = 4 * 1024 * 1024
+    large = torch.randint(0, 256, (3 * piece + extra,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = large.numpy().tobytes()
+    parts = [data[i : i + piece] for i in range(0, len(data), piece)]
+    assert len(parts) == 3 + extra
+    hashed = hashlib.sha256(b'["empty", "float32", [0, 2]]\n' + b'["x", "uint8", [%d]]\n' % len(data))
+    for part in parts:
+        hashed.update(hashlib.sha256(part).digest())
+    assert tensors_digest({"x": large, "empty": torch.zeros(0, 2)}) == hashed.hexdigest()
 
 
 def test_digest_ignores_order_and_memory_layout():
