@@ -1,4 +1,4 @@
-"""sha256 of the pieces of tensors' bytes, by several threads: one stream of hashing would be slower than a train step."""
+"""sha256 of the pieces of tensors' bytes, by threads: one stream of hashing would be slower than a train step."""
 
 import hashlib
 import os

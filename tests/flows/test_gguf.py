@@ -44,6 +44,7 @@ def test_the_recipe_trains_smollm2(desk: Callable[..., Desk], recipe: str) -> No
     (made.folder / "length.py").write_text("def score(response, metadata):\n    return float(len(response))\n")
     small = ["run=small", "iterations=1", "prompts.per_iteration=4", "prompts.samples_per_prompt=4"]
     small += ["sampling.max_new_tokens=16", "train.mini_batch=8", "evaluate.problems=0", "engine.kind=transformers"]
+    small += ["engine.sync=disk"]
     small += ["reward.scorer=length.py:score"]
     made.rollbook("run", str(RECIPES / recipe), *(word for override in small for word in ("--set", override)))
     ledger = Ledger(Store(f"file://{made.folder}/.rollbook/store"), "small")
