@@ -1,4 +1,4 @@
-"""Local folders that wait to be copied into the store while work goes on: one at a time, in a background thread."""
+"""Work behind: what goes by a local folder into the store while other work goes on, one at a time, in a thread."""
 
 import os
 import shutil
@@ -11,39 +11,34 @@ import psutil
 
 
 class Spool:
-    """Of one process. A folder is gone once it is copied; those of processes that were killed go with the next one."""
+    """Of one process. A folder is gone once its work is done; those of processes that were killed go with the next."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._thread = root, ThreadPoolExecutor(1, "spool")
-        self._copying: Future[None] | None = None
+        self._working: Future[None] | None = None
 
-    def folder(self) -> Path:
-        """A new empty folder, once the one before is copied: no more than one ever waits. Raises what that raised."""
+    def send(self, work: Callable[[Path], None]) -> None:
+        """Do `work` behind, with a new empty folder, once the work before is done. Raises what that raised."""
         self.drain()
-        self._sweep()
-        made = self._root / f"{os.getpid()}-{uuid.uuid4().hex}"
-        made.mkdir(parents=True)
-        return made
-
-    def send(self, folder: Path, copy: Callable[[Path], None]) -> None:
-        """Run `copy(folder)` behind."""
-        self._copying = self._thread.submit(_copy_and_remove, folder, copy)
+        self._working = self._thread.submit(self._do, work)
 
     def drain(self) -> None:
-        """Wait until everything is copied. Raises what copying raised."""
-        copying, self._copying = self._copying, None
-        if copying is not None:
-            copying.result()
+        """Wait until everything is done. Raises what it raised."""
+        working, self._working = self._working, None
+        if working is not None:
+            working.result()
+
+    def _do(self, work: Callable[[Path], None]) -> None:
+        self._sweep()
+        folder = self._root / f"{os.getpid()}-{uuid.uuid4().hex}"
+        folder.mkdir(parents=True)
+        try:
+            work(folder)
+        finally:
+            shutil.rmtree(folder)
 
     def _sweep(self) -> None:
         for left in self._root.glob("*-*"):
             pid = left.name.split("-")[0]
             if pid.isdigit() and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _copy_and_remove(folder: Path, copy: Callable[[Path], None]) -> None:
-    try:
-        copy(folder)
-    finally:
-        shutil.rmtree(folder)

@@ -2,9 +2,9 @@
 
 import functools
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from data.checkpoints import STEP as CHECKPOINT
@@ -18,6 +18,7 @@ from tasks.step import Job, Run
 from tasks.updates import ROLLOUT_COLUMNS, Lessons
 
 if TYPE_CHECKING:
+    from models.megatron.state import StateCopy
     from models.megatron.trainer import Trainer
 
 # Of the gradient norm of each optimizer step that is repeated where its bits cannot be: on a GPU, another layout.
@@ -134,22 +135,23 @@ def _train_config_of(step: Manifest) -> TrainConfig:
     return TrainConfig(**train, micro_tokens=micro, recompute=recompute, max_kl=None, max_ratio=None)
 
 
-def save(trainer: "Trainer", job: Job) -> Path:
-    """The present state, by all ranks, into a local folder of the first one."""
-    folder = spool(job.cache / "spool").folder() if trainer.is_first else Path()
-    trainer.save_state(folder)
-    return folder
+def copy(trainer: "Trainer", job: Job) -> "StateCopy | None":
+    """The present state on the first rank's host, once the one copied before is in the store: one at a time is held."""
+    if trainer.is_first:
+        spool(job.cache / "spool").drain()
+    return trainer.copy_state()
 
 
-def keep_behind(job: Job, made: Manifest, saved: Path, config: CheckpointConfig) -> None:
-    """Copy what was saved into the store while work goes on; there `config` then decides what stays."""
+def keep_behind(job: Job, made: Manifest, copied: "StateCopy", config: CheckpointConfig) -> None:
+    """Write the copy into the store while work goes on; there `config` then decides what stays."""
     checkpoints, execution = Checkpoints(job.ledger), job.request.execution
 
-    def copy(folder: Path) -> None:
+    def keep(folder: Path) -> None:
+        copied.write(folder)
         checkpoints.keep(made, folder, execution)
         checkpoints.retain(config)
 
-    spool(job.cache / "spool").send(saved, copy)
+    spool(job.cache / "spool").send(keep)
 
 
 def keep_for_later(run: Run, state: Manifest) -> None:
@@ -165,10 +167,11 @@ def _keep_input(trainer: "Trainer", ledger: Ledger, request: Request, cache: Pat
     assert isinstance(state, Manifest) and state.run is not None
     job = Job(ledger, ledger.shared(request), request, cache)
     bring(trainer, job, setup)
-    saved = save(trainer, job)
-    if trainer.is_first:
-        Checkpoints(Ledger(ledger.store, state.run)).keep(state, saved, {**request.execution, **job.how})
-        shutil.rmtree(saved)
+    copied = copy(trainer, job)
+    if copied is not None:
+        with TemporaryDirectory(prefix="rollbook-state-") as folder:
+            copied.write(Path(folder))
+            Checkpoints(Ledger(ledger.store, state.run)).keep(state, Path(folder), {**request.execution, **job.how})
 
 
 def finish_copies(run: Run) -> None:

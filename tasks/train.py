@@ -8,7 +8,7 @@ from data.config import CheckpointConfig, CriticConfig, TrainConfig
 from data.manifest import Manifest
 from data.seeds import derive
 from models.megatron.contract import BeyondLimit, Setup, SickStep, TrainOptions
-from tasks.state import bring, keep_behind, save
+from tasks.state import bring, copy, keep_behind
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
 from tasks.updates import ROLLOUT_COLUMNS, Lessons
 
@@ -68,10 +68,10 @@ def _train(
         updates = lessons.learn(trainer, options, setup, job.seed)
     except SickStep as error:
         raise _diverged(error, job, lessons) from error
-    saved = None if checkpoint is None else save(trainer, job)
+    copied = None if checkpoint is None else copy(trainer, job)
     made = _commit(job, trainer, updates, options)
-    if made is not None and saved is not None and checkpoint is not None:
-        keep_behind(job, made, saved, checkpoint)
+    if made is not None and copied is not None and checkpoint is not None:
+        keep_behind(job, made, copied, checkpoint)
     return made
 
 

@@ -1,15 +1,11 @@
-"""The full training state on disk: Megatron's distributed checkpoint, in the form that any layout can load.
+"""The full training state: whole tensors by name, the same on every layout, so that any layout can take it up."""
 
-Megatron-core 0.19.2 without TransformerEngine and apex needs care in four places, each marked below.
-"""
-
-import queue
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from models.megatron import ranks, sharding
 from models.megatron.networks import CriticKind, Networks
@@ -17,42 +13,56 @@ from models.megatron.optimizer import Part
 from models.megatron.shape import CONFIG_FILE
 from models.weights import tensors_digest
 
+ARRAYS, ABOUT = "state.npz", "state.json"
 _STATES = ("param", "exp_avg", "exp_avg_sq")  # Megatron's names for a parameter's master and moments
 
 
-def save(networks: Networks, config: bytes, folder: Path) -> None:
-    """Writes the state into `folder`, missing or empty, with the model's config.json. All ranks see one folder.
+@dataclass(frozen=True)
+class StateCopy:
+    """A state on the host; what is trained from now on does not change it."""
 
-    Raises FileExistsError on every rank for a folder that holds something.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if ranks.told_by_first(any(folder.iterdir())):
-        raise FileExistsError(f"state {folder}: the folder is not empty; save each state into a folder of its own")
-    # (1) A synchronous save still starts a multiprocessing Manager, which imports the main module again.
-    filesystem_async._results_queue = queue.Queue()
+    digest: str
+    arrays: dict[str, np.ndarray]  # <part>.<parameter>.<one of _STATES> float32, <part>.steps int64
+    about: dict[str, str]  # dtype of the weights, kind of critic
+    config: bytes  # the model's config.json
+
+    def write(self, folder: Path) -> None:
+        """Into a folder that is missing or empty. Raises FileExistsError for one that holds something."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise FileExistsError(f"state {folder}: the folder is not empty; save each state into a folder of its own")
+        np.savez(folder / ARRAYS, allow_pickle=False, **self.arrays)
+        (folder / ABOUT).write_text(json.dumps(self.about))
+        (folder / CONFIG_FILE).write_bytes(self.config)
+
+
+def copy(networks: Networks, config: bytes) -> StateCopy | None:
+    """On the first rank; the others, which take part, get None."""
+    tensors = _whole(networks)
+    if not ranks.is_first():
+        return None
     about = {"dtype": str(networks.dtype).removeprefix("torch."), "critic": networks.critic_kind}
-    dist_checkpointing.save(_sharded(networks, loading=False), str(folder), content_metadata=about)
-    if ranks.is_first():
-        (folder / CONFIG_FILE).write_bytes(config)
-    torch.distributed.barrier()
+    arrays = {name: np.array(tensor.cpu().numpy()) for name, tensor in tensors.items()}
+    return StateCopy(tensors_digest(tensors), arrays, about, config)
 
 
 def describe(folder: Path) -> tuple[torch.dtype, CriticKind]:
     """What networks the state in `folder` is of. Raises FileNotFoundError if there is none."""
-    if not (Path(folder) / CONFIG_FILE).is_file():
-        raise FileNotFoundError(f"state {folder}: no {CONFIG_FILE}; it is no complete training state")
-    about = dist_checkpointing.load_content_metadata(str(folder))
+    if missing := [name for name in (CONFIG_FILE, ABOUT, ARRAYS) if not (Path(folder) / name).is_file()]:
+        raise FileNotFoundError(f"state {folder}: no {missing[0]}; it is no complete training state")
+    about = json.loads((Path(folder) / ABOUT).read_text())
     return getattr(torch, about["dtype"]), about["critic"]
 
 
 def load(networks: Networks, folder: Path) -> None:
     """Fills parts that `folder` was saved from, on any layout, so that training goes on as if it had not stopped."""
-    loaded = dist_checkpointing.load(_sharded(networks, loading=True), str(folder))
-    for name, part in networks.parts.items():
-        part.bare.load_state_dict(loaded[name]["model"])
-        _load_optimizer(part, loaded[name]["optimizer"])
-        part.steps = loaded[name]["steps"]
+    with np.load(Path(folder) / ARRAYS, allow_pickle=False) as arrays:
+        for name, part in networks.parts.items():
+            for param_name, param in sharding.named_parameters(part.bare).items():
+                wholes = (torch.from_numpy(arrays[f"{name}.{param_name}.{key}"]) for key in _STATES)
+                _fill(part, param, [sharding.own_part(param_name, whole).reshape(-1) for whole in wholes])
+            _set_steps(part, int(arrays[f"{name}.steps"]))
 
 
 def digest(networks: Networks) -> str:
@@ -60,13 +70,39 @@ def digest(networks: Networks) -> str:
 
     Equal states have one digest on every layout: whole tensors travel to the first rank, which tells the others.
     """
+    tensors = _whole(networks)
+    return ranks.told_by_first(tensors_digest(tensors) if ranks.is_first() else "")
+
+
+def _whole(networks: Networks) -> dict[str, torch.Tensor]:
+    """Masters, moments and step counters of all parts, on the first rank."""
     tensors: dict[str, torch.Tensor] = {}
     for name, part in networks.parts.items():
         tensors[f"{name}.steps"] = torch.tensor(part.steps)
         for key, states in _states(part).items():
             wholes = sharding.collect(states) or {}
             tensors |= {f"{name}.{param}.{key}": whole for param, whole in wholes.items()}
-    return ranks.told_by_first(tensors_digest(tensors) if ranks.is_first() else "")
+    return tensors
+
+
+def _fill(part: Part, param: torch.nn.Parameter, flat: list[torch.Tensor]) -> None:
+    """_STATES of one parameter, as whole as this tensor rank's part of it, into weight, master and moments."""
+    with torch.no_grad():
+        param.copy_(flat[0].view(param.shape))
+    optimizer = part.optimizer
+    if param not in optimizer.model_param_group_index_map:
+        return  # another rank's
+    piece = optimizer._get_model_param_range_map(param)["param"]
+    own = optimizer._get_main_param_and_optimizer_states(param)
+    with torch.no_grad():
+        for key, values in zip(_STATES, flat, strict=True):
+            own[key].view(-1).copy_(values[piece.start : piece.end])
+
+
+def _set_steps(part: Part, steps: int) -> None:
+    part.steps = steps
+    for state in part.optimizer.optimizer.state.values():
+        state["step"].fill_(steps)
 
 
 def _states(part: Part) -> dict[str, dict[str, torch.Tensor]]:
@@ -97,33 +133,3 @@ def _over_data(part: Part, param: torch.nn.Parameter) -> list[torch.Tensor] | No
     if group.rank() != 0:
         return None
     return [row.view(torch.float32).view(param.shape) for row in whole.cpu()]
-
-
-def _sharded(networks: Networks, loading: bool) -> dict[str, Any]:
-    metadata = {
-        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "distrib_optim_fully_reshardable_mem_efficient": True,
-    }
-    state: dict[str, Any] = {}
-    for name, part in networks.parts.items():
-        model = part.bare.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
-        optimizer = part.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)
-        bare = {key.removeprefix(f"{name}."): value for key, value in model.items()}
-        state[name] = {"model": bare, "optimizer": optimizer, "steps": part.steps}
-    return state
-
-
-def _load_optimizer(part: Part, loaded: dict[str, Any]) -> None:
-    """(2) A fresh optimizer has no state to load into: Part makes it before any step.
-
-    (3) Megatron looks for a tensor `step` in each loaded parameter state, where there is none: hide it meanwhile.
-    (4) It then leaves all parameters one shared `step`, which each of them would advance: give each its own.
-    """
-    moments = loaded.pop("param_state")
-    part.optimizer.load_state_dict(loaded)
-    states = [part.optimizer.optimizer.state[p] for g in part.optimizer.param_groups for p in g["params"]]
-    steps = [state.pop("step") for state in states]
-    part.optimizer.load_parameter_state_from_fully_reshardable(moments)
-    for state, step in zip(states, steps, strict=True):
-        state["step"] = step.clone()

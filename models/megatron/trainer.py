@@ -1,6 +1,5 @@
 """One training rank: replays, trains and exports a policy, with or without a critic. Every rank gets the same call."""
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from models.megatron.networks import Networks, read_policy
 from models.megatron.replay import replay
 from models.megatron.shape import CONFIG_FILE, ModelShape
 from models.megatron.shares import Shares
+from models.megatron.state import StateCopy
 from models.weights import require_digest, tensors_digest, write_tensors
 from ops.ragged import Ragged
 
@@ -38,7 +38,6 @@ class Trainer:
         self._config = b""  # the model's config.json, as it came
         self._policy_digest: str | None = None  # while it holds a policy that was not trained on
         self._state_digest: str | None = None  # None: not computed since the last change
-        gc.freeze()  # Megatron collects garbage in every save: spare it the libraries' million objects
 
     @property
     def is_first(self) -> bool:
@@ -91,7 +90,7 @@ class Trainer:
         self._policy_digest = digest
 
     def bring_to_state(self, folder: Path, digest: str, setup: Setup) -> None:
-        """The full training state that save_state left in `folder`. Nothing to do if it holds just that.
+        """The full training state that a StateCopy left in `folder`. Nothing to do if it holds just that.
 
         Raises WeightsMismatch unless the state has that digest, ValueError if it has another kind of critic.
         """
@@ -161,16 +160,11 @@ class Trainer:
             (Path(folder) / CONFIG_FILE).write_bytes(self._config)
         return ranks.told_by_first(digest)
 
-    def save_state(self, folder: Path) -> str:
-        """Writes the full training state into the empty or missing `folder`; returns its digest.
-
-        All ranks write into the first rank's `folder`, so they must share a file system.
-        """
-        networks = self._held()
-        state.save(networks, self._config, ranks.told_by_first(Path(folder)))
-        if self._state_digest is None:
-            self._state_digest = state.digest(networks)
-        return self._state_digest
+    def copy_state(self) -> StateCopy | None:
+        """The full training state as it is now, on the first rank; None on the others."""
+        copied = state.copy(self._held(), self._config)
+        self._state_digest = ranks.told_by_first(copied.digest if copied is not None else "")
+        return copied
 
     def _follow(self, lessons_of: Course, batch: TrainBatch, plan: Plan) -> list[Metrics]:
         self._policy_digest = self._state_digest = None

@@ -1,4 +1,4 @@
-"""Folders on their way into the store: one at a time, gone afterwards, failures told."""
+"""Work behind: one at a time, its folder gone afterwards, failures told."""
 
 import os
 import subprocess
@@ -10,35 +10,33 @@ import pytest
 from infra.spool import Spool
 
 
-def test_copies_behind_and_one_at_a_time(tmp_path: Path) -> None:
-    spool, go_on, copied = Spool(tmp_path / "spool"), threading.Event(), []
+def test_works_behind_and_one_at_a_time(tmp_path: Path) -> None:
+    spool, go_on, done = Spool(tmp_path / "spool"), threading.Event(), []
 
-    def copy(folder: Path) -> None:
+    def first(folder: Path) -> None:
         go_on.wait(30)
-        copied.append((folder / "file").read_text())
+        assert list(folder.iterdir()) == [] and len(list((tmp_path / "spool").iterdir())) == 1
+        done.append("one")
 
-    first = spool.folder()
-    (first / "file").write_text("one")
-    spool.send(first, copy)  # returns although it cannot have been copied
-    assert copied == [] and first.is_dir()
+    spool.send(first)  # returns although it cannot have been done
+    assert done == []
     threading.Timer(0.1, go_on.set).start()
-    second = spool.folder()  # waits for the first
-    assert copied == ["one"] and not first.exists()
-    (second / "file").write_text("two")
-    spool.send(second, copy)
+    spool.send(lambda folder: done.append("two"))  # waits for the first
+    assert done[0] == "one"
     spool.drain()
-    assert copied == ["one", "two"] and list((tmp_path / "spool").iterdir()) == []
+    assert done == ["one", "two"] and list((tmp_path / "spool").iterdir()) == []
 
 
-def test_a_failed_copy_is_told_once_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failure_is_told_once_and_leaves_nothing(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
 
-    def copy(folder: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("half")
         raise OSError("no room")
 
-    spool.send(spool.folder(), copy)
+    spool.send(fail)
     with pytest.raises(OSError, match="no room"):
-        spool.folder()
+        spool.send(fail)
     assert list(tmp_path.iterdir()) == []
     spool.drain()
 
@@ -48,5 +46,7 @@ def test_folders_of_killed_processes_go(tmp_path: Path) -> None:
     ended.wait()
     for owner in (ended.pid, os.getppid()):
         (tmp_path / f"{owner}-abc").mkdir()
-    mine = Spool(tmp_path).folder()
-    assert sorted(f.name for f in tmp_path.iterdir()) == sorted([f"{os.getppid()}-abc", mine.name])
+    spool = Spool(tmp_path)
+    spool.send(lambda folder: None)
+    spool.drain()
+    assert [f.name for f in tmp_path.iterdir()] == [f"{os.getppid()}-abc"]

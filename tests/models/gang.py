@@ -32,6 +32,16 @@ def run(layout: LayoutConfig, body: Callable[..., Any], *args: Any) -> list[Any]
         return [results[rank] for rank in range(len(ends))]
 
 
+def save_state(trainer: Any, folder: Path) -> str:
+    """The present state into a folder; its digest. On every rank, as in a train step."""
+    from models.megatron import ranks
+
+    copied = trainer.copy_state()
+    if copied is not None:
+        copied.write(folder)
+    return ranks.told_by_first(copied.digest if copied is not None else "")
+
+
 @contextmanager
 def _ranks(layout: LayoutConfig, body: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[list[Connection]]:
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the server, which inherits no sys.path

@@ -13,6 +13,7 @@ from models.megatron.contract import BeyondLimit, NonFiniteLoss, Replayed, Setup
 from ops.ragged import Ragged
 from ops.turns import value_mask
 from tests.models import gang
+from tests.models.gang import save_state
 
 # Rows 0-7 of `eight`; two micro-batches, of which the second has a single row: with DP 2 a rank's share of it is empty.
 PLAN = [[np.array([0, 1, 2, 3, 5, 7, 4]), np.array([6])]]
@@ -78,11 +79,11 @@ def work_through(trainer: Any, work: Work) -> Seen:
     exported = trainer.export_policy(work.out / "untouched")
     values = work.setup.critic.kind != "none"
     grouping = [rows for step in PLAN for rows in step]
-    fresh = trainer.save_state(work.out / "fresh")
+    fresh = save_state(trainer, work.out / "fresh")
     replayed = trainer.replay(batch.streams, batch.action_mask, grouping, 0.9, values)
     (metrics,) = trainer.train(batch, PLAN, HOW)
     gradients = first_gradients(trainer, work.setup)
-    saved = trainer.save_state(work.out / "state")
+    saved = save_state(trainer, work.out / "state")
     more = trainer.train(batch, MORE, HOW)
     policy = trainer.export_policy(work.out / "policy")
     by_turns = replace(batch, value_mask=value_mask(batch.action_mask, "turn"))
@@ -205,9 +206,9 @@ def test_a_layout_equals_one_rank(one_rank, world, tmp_path: Path, name: str, ki
 
 def step_and_continue(trainer: Any, work: Work, state: Path, digest: str) -> tuple[str, str, str, list[float]]:
     trainer.bring_to_policy(work.folder, work.digest, work.setup)
-    exported, fresh = trainer.export_policy(work.out / "untouched"), trainer.save_state(work.out / "fresh")
+    exported, fresh = trainer.export_policy(work.out / "untouched"), save_state(trainer, work.out / "fresh")
     trainer.train(work.batch, PLAN, HOW)
-    saved = trainer.save_state(work.out / "state")
+    saved = save_state(trainer, work.out / "state")
     return exported, fresh, saved, [step["grad_norm"] for step in continue_from(trainer, work, state, digest)]
 
 
@@ -221,9 +222,9 @@ def test_bfloat16_with_float32_masters(
     work = Work(folder, digest_of(folder), make_setup("shared", eps=1e-3), eight, tmp_path / "one")
     one = Trainer(*world)
     one.bring_to_policy(folder, work.digest, work.setup)
-    fresh = one.save_state(work.out / "fresh")
+    fresh = save_state(one, work.out / "fresh")
     one.train(eight, PLAN, HOW)
-    saved = one.save_state(work.out / "state")
+    saved = save_state(one, work.out / "state")
     norms = [step["grad_norm"] for step in one.train(eight, MORE, HOW)]
     for name in ("dp2", "tp2-sp", "pp2"):
         there = replace(work, out=tmp_path / name)
