@@ -23,7 +23,7 @@ from tasks.evaluate import evaluate
 from tasks.generate import generate
 from tasks.import_model import import_model, require_layout
 from tasks.partial import require_resumable
-from tasks.publish import publish
+from tasks.publish import hand_over, publish
 from tasks.replay import replay
 from tasks.score import score
 from tasks.step import Pending, Run
@@ -85,6 +85,7 @@ def iterate(config: RunConfig, iteration: int) -> None:
                 )
             head = known
         if on_record(opened, iteration, head) is None:
+            opened.run.goes_on = False
             run_iteration(opened, iteration, head)
 
 
@@ -131,7 +132,8 @@ def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
         replays = replay(run, k, rollouts, head.state, temperature, c.train, c.critic)
         advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
         state = train_on(run, k, head.state, rollouts, replays, advantages, temperature, c.train, c.critic, unit)
-        policy = publish(run, k, state, head.base, c.train, c.critic)
+        with meanwhile(run, k, handed_rollouts(c, run, k, state, head, rollouts)):
+            policy = publish(run, k, state, head.base, c.train, c.critic)
     return Head(head.base, policy, state, head.policy if c.pipelined else policy, rollouts)
 
 
@@ -139,10 +141,28 @@ def next_rollouts(
     c: RunConfig, run: Run, k: int, head: Head, rollouts: Manifest | Pending
 ) -> Callable[[], object] | None:
     """What makes the rollouts of iteration k + 1 while iteration k trains; None where nothing is done ahead."""
-    alone = run.planning or run.verification is not None or run.through is not None
-    if not c.pipelined or alone or k + 1 >= c.iterations:
+    if not c.pipelined or not may_go_ahead(c, run, k):
         return None
     return partial(generate, run, k + 1, head.policy, c.generation, rollouts)
+
+
+def handed_rollouts(
+    c: RunConfig, run: Run, k: int, state: Manifest | Pending, head: Head, rollouts: Manifest | Pending
+) -> Callable[[], object] | None:
+    """What makes the rollouts of iteration k + 1 while the policy of iteration k, handed over in memory, is recorded.
+
+    None where policies are not handed over, or an evaluation comes first.
+    """
+    if c.pipelined or not may_go_ahead(c, run, k) or due(c, k + 1, 0):
+        return None
+    promised = hand_over(run, k, state, head.base, c.train, c.critic)
+    return partial(generate, run, k + 1, promised, c.generation, rollouts) if promised is not None else None
+
+
+def may_go_ahead(c: RunConfig, run: Run, k: int) -> bool:
+    """Whether iteration k + 1 may begin before iteration k has ended."""
+    alone = run.planning or run.verification is not None or run.through is not None or not run.goes_on
+    return not alone and k + 1 < c.iterations
 
 
 def due(config: RunConfig, k: int, first: int) -> bool:

@@ -120,7 +120,7 @@ def _generate(
 
     policy, sampling, partial = job.input("policy"), generation.sampling, generation.partial
     in_memory = handover.offered(policy.content_digest) if handed_over else None
-    folder = in_memory or job.folder("policy")
+    folder = in_memory or job.folder_of(job.recorded("policy"))
     tokenizer = tokenizer_of(folder)
     clock = time.perf_counter()
     engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
@@ -160,6 +160,7 @@ def _generate(
         submitted = len(carried.trajectories) + len(fresh)
         metrics |= settled.metrics(submitted, len(carried.trajectories) - len(going_on), version)
         facts |= {"carried_groups": len(groups_of(settled.carried))}
+    job.recorded("policy")  # nothing is on record without what it was made with
     return attempt.commit(metrics=metrics, facts=facts)
 
 

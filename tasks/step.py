@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Concatenate
 
 import pyarrow as pa
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
 
 from data.attempt import Attempt
 from data.config import CheckpointConfig
@@ -22,7 +23,12 @@ from infra.prefect_tasks import as_task
 from infra.ray_session import Fleet, Role
 
 type StepFunction[**Rest] = Callable[Concatenate["Run", int, Rest], "Manifest | Pending"]
+PROMISE_S = 3600.0
 OTHER_SOURCE = "on record, made by another version of Rollbook's source"
+
+
+class BrokenPromise(RuntimeError):
+    """An input that was to be recorded was not, or otherwise: what was made with it is not recorded."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,31 @@ class Job:
             raise TypeError(f"input {name!r} of step {self.request.step!r} has no manifest")
         return found
 
+    def recorded(self, name: str) -> Manifest:
+        """An input that may only have been promised (tasks.publish.hand_over), once it is on record.
+
+        Raises BrokenPromise if something else is recorded there, or nothing for PROMISE_S.
+        """
+        promised = self.input(name)
+        if promised.files:
+            return promised
+        store = self.ledger.store
+        patience = Retrying(
+            retry=retry_if_result(lambda there: not there),
+            wait=wait_exponential(0.02, max=1.0),
+            stop=stop_after_delay(PROMISE_S),
+            retry_error_callback=lambda state: False,
+        )
+        if not patience(store.exists, store.path_of(promised.uri)):
+            raise BrokenPromise(f"{promised.uri}: not on record after {PROMISE_S:.0f} s; the same command goes on")
+        found = self.ledger.open(promised.uri)
+        if found.content_digest != promised.content_digest:
+            raise BrokenPromise(
+                f"{promised.uri}: has digest {found.content_digest[:16]}, this {self.request.step} was made with "
+                f"{promised.content_digest[:16]} (its trainer was lost meanwhile); the same command makes it again"
+            )
+        return found
+
     def table(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """An input's table. Raises if a file of it is missing or altered."""
         return read_table(self.ledger.store, self.input(name), columns)
@@ -134,6 +165,7 @@ class Run:
     through_of: int | None = None  # in this iteration; None: in all
     aside: frozenset[str] = frozenset()  # steps whose results belong to no iteration: they lie under their keys
     verification: "Verification | None" = None
+    goes_on: bool = True  # from one iteration to the next; else nothing is done ahead
     steps: Sequence[str] = STEPS  # that may have to run; only their residents are made
     planning: bool = False
     waited_s: dict[int, float] = field(default_factory=dict)  # by iteration: at its end, for the next one's rollouts

@@ -73,7 +73,7 @@ def _warm_start(
     plan = [pack(streams.lengths, members, micro_tokens) for members in rows]
     updates = trainer.supervise(streams, loss_mask, plan)
     metrics = {"loss_first": updates[0]["loss"], "loss_last": updates[-1]["loss"]}
-    return commit_policy(trainer, job, job.input("state").policy_version, metrics, hand_over=False)
+    return commit_policy(trainer, job, job.input("state").policy_version, metrics, hands_over=False)
 
 
 def demonstrated(

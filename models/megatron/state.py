@@ -43,7 +43,7 @@ def copy(networks: Networks, config: bytes) -> StateCopy | None:
     if not ranks.is_first():
         return None
     about = {"dtype": str(networks.dtype).removeprefix("torch."), "critic": networks.critic_kind}
-    arrays = {name: np.array(tensor.cpu().numpy()) for name, tensor in tensors.items()}
+    arrays = {name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()}
     return StateCopy(tensors_digest(tensors), arrays, about, config)
 
 

@@ -38,6 +38,7 @@ class Trainer:
         self._config = b""  # the model's config.json, as it came
         self._policy_digest: str | None = None  # while it holds a policy that was not trained on
         self._state_digest: str | None = None  # None: not computed since the last change
+        self._exported: str | None = None  # None: not exported since the last change
 
     @property
     def is_first(self) -> bool:
@@ -158,7 +159,13 @@ class Trainer:
         if tensors is not None:
             digest = write_tensors(folder, tensors)
             (Path(folder) / CONFIG_FILE).write_bytes(self._config)
-        return ranks.told_by_first(digest)
+        self._exported = ranks.told_by_first(digest)
+        return self._exported
+
+    @property
+    def exported(self) -> str | None:
+        """Digest of the policy as it was exported last; None if the weights have changed since."""
+        return self._exported
 
     def copy_state(self) -> StateCopy | None:
         """The full training state as it is now, on the first rank; None on the others."""
@@ -167,7 +174,7 @@ class Trainer:
         return copied
 
     def _follow(self, lessons_of: Course, batch: TrainBatch, plan: Plan) -> list[Metrics]:
-        self._policy_digest = self._state_digest = None
+        self._policy_digest = self._state_digest = self._exported = None
         self._held().recompute(self._setup.recompute)
         metrics = []
         for number, step in enumerate(plan):
@@ -190,7 +197,7 @@ class Trainer:
         """Networks to load into, the present ones if they are alike. Until `_hold` the trainer holds nothing."""
         require_fit(shape, self._layout)
         networks, self._networks = self._networks, None
-        self._policy_digest = self._state_digest = None
+        self._policy_digest = self._state_digest = self._exported = None
         if networks is not None and networks.is_like(shape, dtype, setup.critic.kind):
             return networks
         del networks  # before the new ones take their memory
