@@ -3,11 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+
+from models.upload import upload
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -27,10 +30,15 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     that a tied model has one digest whether the head is listed or not.
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(without_tied_head(tensors).items()):
-        header = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-        digest.update(json.dumps(header).encode() + b"\n")
-        digest.update(memoryview(_flat_bytes(tensor.cpu()).numpy()))
+    ordered = sorted(without_tied_head(tensors).items())
+    with ThreadPoolExecutor(1, "digest") as beside:  # brings the next tensor from the device meanwhile
+        coming = [beside.submit(_host_bytes, tensor) for _, tensor in ordered[:1]]
+        for place, (name, tensor) in enumerate(ordered):
+            content = coming.pop().result()
+            coming = [beside.submit(_host_bytes, following) for _, following in ordered[place + 1 : place + 2]]
+            header = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            digest.update(json.dumps(header).encode() + b"\n")
+            digest.update(memoryview(content.numpy()))
     return digest.hexdigest()
 
 
@@ -50,6 +58,10 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _host_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return _flat_bytes(tensor.cpu())
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -108,8 +120,11 @@ def read_tensors(folder: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
-            found = load_file(path, device=device)
-            tensors |= {name: tensor.clone() if device == "cpu" else tensor for name, tensor in found.items()}
+            if device == "cpu":
+                tensors |= {name: tensor.clone() for name, tensor in load_file(path).items()}
+            else:
+                _header(path)  # refuses a broken file
+                tensors |= upload(path, device, FLOAT_TYPES)
         except SafetensorError as error:
             raise _broken(path, error) from error
     return tensors

@@ -123,7 +123,8 @@ def _generate(
     folder = in_memory or job.folder("policy")
     tokenizer = Tokenizer(folder)
     clock = time.perf_counter()
-    engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
+    handed = in_memory is not None
+    engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory=handed, verified=not handed)
     sync_s = time.perf_counter() - clock
     params = SamplingParams(
         temperature=sampling.temperature,

@@ -40,7 +40,9 @@ class Script:
         ids = [*self._tokenizer.encode(self._left[trajectory].pop(0)), self._tokenizer.eos_ids[0]]
         return Completion(trajectory, np.array(ids, np.int32), np.zeros(len(ids), np.float32), "stop", 0, "script")
 
-    def update_weights(self, folder: "Path", version: int, digest: str, in_memory: bool = False) -> None:
+    def update_weights(
+        self, folder: "Path", version: int, digest: str, in_memory: bool = False, verified: bool = False
+    ) -> None:
         raise NotImplementedError("a script has no weights")
 
     def health(self) -> EngineHealth:

@@ -103,9 +103,12 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def update_weights(self, folder: Path, version: int, digest: str, in_memory: bool = False) -> None:
+    def update_weights(
+        self, folder: Path, version: int, digest: str, in_memory: bool = False, verified: bool = False
+    ) -> None:
         """Serves the folder's weights from now on. in_memory: it lies in memory, and whoever wrote it hashed it.
 
+        verified: its files were just found to be those that the record has for this digest.
         Raises WeightsMismatch if what was loaded has another digest; the old weights then stay and serve on.
         """
         ...

@@ -79,9 +79,11 @@ class TransformersEngine:
             context=serving.config.context if serving else None,
         )
 
-    def update_weights(self, folder: Path, version: int, digest: str, in_memory: bool = False) -> None:
+    def update_weights(
+        self, folder: Path, version: int, digest: str, in_memory: bool = False, verified: bool = False
+    ) -> None:
         """See the contract. Weights that are served already are not loaded again; all others are hashed here."""
-        del in_memory
+        del in_memory, verified
         if self._serving and self._serving.digest == digest:
             self._serving = replace(self._serving, version=version)
             return

@@ -49,7 +49,9 @@ class Serves:
     def logprob_semantics(self, params: SamplingParams) -> str:
         return SAMPLED
 
-    def update_weights(self, folder: Path, version: int, digest: str, in_memory: bool = False) -> None:
+    def update_weights(
+        self, folder: Path, version: int, digest: str, in_memory: bool = False, verified: bool = False
+    ) -> None:
         self.serving = version
 
     def health(self) -> EngineHealth:

@@ -5,6 +5,7 @@ import importlib.metadata
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,16 +85,19 @@ class SGLangEngine:
             context=serving.config.context if serving else None,
         )
 
-    def update_weights(self, folder: Path, version: int, digest: str, in_memory: bool = False) -> None:
+    def update_weights(
+        self, folder: Path, version: int, digest: str, in_memory: bool = False, verified: bool = False
+    ) -> None:
         """See the contract. Weights that are served already are not loaded again; new ones are proven on each replica.
 
+        They are hashed here unless that was done already: SHA-256 takes longer than all the rest.
         Raises WeightsMismatch also if a replica does not compute with them; it then gets the old ones back.
         """
         before = self._serving
         if before is not None and before.digest == digest:
             self._serving = replace(before, version=version)
             return
-        weights = self._read(folder, digest, hashed=in_memory)
+        weights = self._read(folder, digest, hashed=in_memory or verified)
         shape = (folder / "config.json").read_bytes() + stored_dtype(folder).encode()
         new = _Serving(folder, read_config(folder), shape, version, digest)
         try:
@@ -127,7 +131,10 @@ class SGLangEngine:
         alike = self._serving is not None and self._serving.shape == new.shape
         self._serving = None  # until it is proven
         prove = _Proof(new, lambda: self._read(new.folder, new.digest), weights)
-        self._replicas.load(Wanted(new.folder, new.tag, prove, prove.tensors if in_memory else lambda: None), alike)
+        with ThreadPoolExecutor(1, "checksums") as beside:
+            if alike and proof.can_hash(self._device, weights.device):
+                beside.submit(lambda: weights.checksums)  # they are there when SGLang has loaded
+            self._replicas.load(Wanted(new.folder, new.tag, prove, prove.tensors if in_memory else lambda: None), alike)
         prove.held = None  # a replica brought back later is proven by the files
         self._serving = new
 
