@@ -31,6 +31,7 @@ from unittest import mock
 import numpy as np
 import torch
 from qwen_shape import FULL, TINY, write_model
+from safetensors.torch import load_file
 
 from data.config import EngineConfig
 from data.digest import file_digest
@@ -105,7 +106,7 @@ def bare(bench: Bench, prompts: list[np.ndarray], new: int) -> None:
 
 def generate(bench: Bench, requests: int, rounds: int, warm: bool) -> Iterator[str]:
     new, count = NEW // bench.scale, requests // bench.scale
-    seconds: dict[str, list[float]] = defaultdict(list)
+    taken: dict[str, list[float]] = defaultdict(list)
     with timed({"in SGLang": (Embedded, "generate")}) as parts:
         for number in range(-1 if warm else 0, rounds):
             for call in (ours, bare) if number % 2 else (bare, ours):
@@ -116,17 +117,17 @@ def generate(bench: Bench, requests: int, rounds: int, warm: bool) -> Iterator[s
                 clock = time.perf_counter()
                 call(bench, prompts, new)
                 if number >= 0:
-                    seconds[call.__name__].append(time.perf_counter() - clock)
-    if set(seconds) != {"ours", "bare"}:
+                    taken[call.__name__].append(time.perf_counter() - clock)
+    if set(taken) != {"ours", "bare"}:
         yield f"{count} requests: no time left"
         return
-    inside = parts["in SGLang"][-len(seconds["ours"]) :]
-    yield f"{count} requests, {new} new tokens each: {len(seconds['ours'])} times ours, {len(seconds['bare'])} bare"
-    for name, taken in seconds.items():
-        rates = [count * new / s for s in taken]
+    inside = parts["in SGLang"][-len(taken["ours"]) :]
+    yield f"{count} requests, {new} new tokens each: {len(taken['ours'])} times ours, {len(taken['bare'])} bare"
+    for name, each in taken.items():
+        rates = [count * new / s for s in each]
         yield f"  {name:6}{statistics.median(rates):10,.0f} tok/s   {min(rates):,.0f} to {max(rates):,.0f}"
-    outside = statistics.median(seconds["ours"]) - statistics.median(inside)
-    ratio = statistics.median(seconds["bare"]) / statistics.median(seconds["ours"])
+    outside = statistics.median(taken["ours"]) - statistics.median(inside)
+    ratio = statistics.median(taken["bare"]) / statistics.median(taken["ours"])
     yield f"  ours has {ratio:.1%} of bare's; {outside * 1e3:.0f} ms of its calls are outside SGLang"
 
 
@@ -167,7 +168,7 @@ def timed(places: dict[str, tuple[Any, str]]) -> Iterator[dict[str, list[float]]
 
 def sync(bench: Bench, name: str, folders: list[Folder], how: dict[str, bool], times: int) -> Iterator[str]:
     """Through the folders in turn; the first update warms up."""
-    seconds: list[float] = []
+    found: list[float] = []
     with timed(PARTS) as parts:
         for number in range(-1, times):
             if bench.late:
@@ -178,12 +179,12 @@ def sync(bench: Bench, name: str, folders: list[Folder], how: dict[str, bool], t
                 parts.clear()
             taken = bench.update(following, how)
             if number >= 0:
-                seconds.append(taken)
-    if not seconds:
+                found.append(taken)
+    if not found:
         yield f"  {name}: no time left"
         return
-    span = f"{min(seconds):.3f} to {max(seconds):.3f}, {len(seconds)} times"
-    yield f"  {name}: {statistics.median(seconds):.3f} s ({span})"
+    span = f"{min(found):.3f} to {max(found):.3f}, {len(found)} times"
+    yield f"  {name}: {statistics.median(found):.3f} s ({span})"
     for part, each in parts.items():
         yield f"    {part:28}{statistics.median(each):8.3f}"
 
@@ -201,10 +202,21 @@ def syncs(bench: Bench, disk: list[Folder]) -> Iterator[str]:
         else:
             yield f"  tensor: {MEMORY} has no room for two policies"
     yield from sync(bench, "disk, hashed by the store before", disk, {"verified": True}, 7)
-    yield from sync(bench, "disk, hashed here", disk, {}, 4)
+    yield from sync(bench, "disk, given to SGLang as tensors", disk, {"in_memory": True}, 5)
+    yield from sync(bench, "disk, hashed here", disk, {}, 3)
+    device, file = bench.backend.device, disk[0].path / WEIGHTS_FILE
+    for name, work in {
+        "the store's check of a policy's file": lambda: file_digest(file),
+        "read to the device by safetensors": lambda: load_file(file, device=device),
+        "read to the device by read_tensors": lambda: read_tensors(file.parent, device),
+    }.items():
+        yield f"  {name:40}{min(seconds(work) for _ in range(3)):8.3f}"
+
+
+def seconds(work: Callable[[], object]) -> float:
     clock = time.perf_counter()
-    file_digest(disk[0].path / WEIGHTS_FILE)
-    yield f"  the store's check of that file, before a sync from disk: {time.perf_counter() - clock:.3f} s"
+    work()
+    return time.perf_counter() - clock
 
 
 def write_policies(folder: Path, sizes: dict[str, int]) -> list[Folder]:
