@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from models.pieces import flat_bytes, hash_pieces
+from models.upload import upload
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -105,8 +106,11 @@ def read_tensors(folder: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
-            found = load_file(path, device=device)
-            tensors |= {name: tensor.clone() if device == "cpu" else tensor for name, tensor in found.items()}
+            if device == "cpu":
+                tensors |= {name: tensor.clone() for name, tensor in load_file(path).items()}
+            else:
+                _header(path)  # refuses a broken file
+                tensors |= upload(path, device, FLOAT_TYPES)
         except SafetensorError as error:
             raise _broken(path, error) from error
     return tensors

@@ -21,32 +21,20 @@ from unittest import mock
 
 import numpy as np
 import torch
+from qwen_shape import FULL, TINY, write_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data.config import CriticConfig, LayoutConfig, OptimizerConfig, TrainConfig
 from models.megatron import attention, head, norm, rotary
 from models.megatron.contract import Setup, TrainBatch, TrainOptions
 from models.megatron.shape import ModelShape
 from models.megatron.trainer import Trainer
-from models.weights import read_tensors, tensors_digest
 from ops.packing import pack
 from ops.ragged import Ragged, from_rows
 
 PEAK_FLOPS = 989e12
 LAST_S = {"ragged": 65.0, "8k": 115.0}  # no variant begins later, counted from the start
 REPEATS, MICRO_TOKENS, PROMPT = 2, 16384, 64
-FULL = {
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-}
-TINY = FULL | {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
 HOW = TrainOptions(TrainConfig(max_kl=None), 1.0)
 SETUP = Setup(CriticConfig(kind="none"), OptimizerConfig(lr=1e-12))
 
@@ -116,14 +104,6 @@ VARIANTS = [
     Variant("micro_tokens 4,096", micro_tokens=4096, only_ragged=True),
     Variant("micro_tokens 32,768", micro_tokens=32768),
 ]
-
-
-def write_model(folder: Path, sizes: dict[str, int], device: torch.device) -> str:
-    torch.manual_seed(0)
-    with device:
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True))
-    model.to(torch.bfloat16).save_pretrained(folder)
-    return tensors_digest(read_tensors(folder))
 
 
 def ragged_lengths(scale: int) -> np.ndarray:

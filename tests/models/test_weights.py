@@ -7,7 +7,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.weights import WeightsMismatch, read_tensors, require_digest, stored_dtype, tensors_digest, write_tensors
+from models.upload import upload
+from models.weights import (
+    FLOAT_TYPES,
+    WeightsMismatch,
+    read_tensors,
+    require_digest,
+    stored_dtype,
+    tensors_digest,
+    write_tensors,
+)
 
 A = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor([1, 2], dtype=torch.int64)}
 
@@ -106,3 +115,32 @@ def test_errors_name_the_file_and_the_fix(tmp_path):
         read_tensors(tmp_path)
     with pytest.raises(WeightsMismatch, match="engine: weights of digest 12 where 34 is wanted"):
         require_digest("engine", "12", "34")
+
+
+@pytest.mark.parametrize("piece", [16, 1024])
+def test_an_upload_in_pieces_is_the_file(tmp_path, monkeypatch, piece):
+    """Of 31 floats, 5 halves, none and one, the last three at places that are no multiple of 16 bytes."""
+    monkeypatch.setattr("models.upload.PIECE", piece)
+    tensors = {
+        "a": torch.randn(31),
+        "b": torch.randn(5, 1).bfloat16(),
+        "none": torch.zeros(0, 3),
+        "one": torch.tensor(7.0, dtype=torch.float16),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    got = upload(tmp_path / "model.safetensors", "cpu", FLOAT_TYPES)
+    assert {name: (t.dtype, t.shape, t.tolist()) for name, t in got.items()} == {
+        name: (t.dtype, t.shape, t.tolist()) for name, t in tensors.items()
+    }
+    assert all(tensor.data_ptr() % 16 == 0 for tensor in got.values() if tensor.numel())
+
+
+def test_an_upload_of_what_is_no_policy_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(9), "step": torch.tensor(3)}, path)
+    with pytest.raises(ValueError, match=r"tensors of type \['I64'\]; all must be one of .*: convert the model"):
+        upload(path, "cpu", FLOAT_TYPES)
+    save_file({"a": torch.zeros(9)}, path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="shorter than its header says; copy it again"):
+        upload(path, "cpu", FLOAT_TYPES)

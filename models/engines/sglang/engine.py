@@ -5,6 +5,7 @@ import importlib.metadata
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,7 +128,10 @@ class SGLangEngine:
         alike = self._serving is not None and self._serving.shape == new.shape
         self._serving = None  # until it is proven
         prove = _Proof(new, lambda: self._read(new.folder, new.digest), weights)
-        self._replicas.load(Wanted(new.folder, new.tag, prove, prove.tensors if in_memory else lambda: None), alike)
+        with ThreadPoolExecutor(1, "checksums") as beside:
+            if alike and proof.can_hash(self._device, weights.device):
+                beside.submit(lambda: weights.checksums)  # they are there when SGLang has loaded
+            self._replicas.load(Wanted(new.folder, new.tag, prove, prove.tensors if in_memory else lambda: None), alike)
         prove.held = None  # a replica brought back later is proven by the files
         self._serving = new
 

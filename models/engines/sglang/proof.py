@@ -7,6 +7,7 @@ that are used in the wrong way, prefixes computed under the old ones, a CUDA gra
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,12 +65,13 @@ class Weights:
     @torch.inference_mode()
     def logprobs(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Of each answer's tokens, [tokens] float32, at temperature 1."""
-        found = []
-        for prompt, answer in zip(prompts, answers, strict=True):
-            stream = torch.tensor([[*prompt, *answer]], device=self.model.device)
-            logp = self.model(stream, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-            found.append(logp.gather(1, stream[0, len(prompt) :, None])[:, 0].cpu().numpy())
-        return found
+        streams = [torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompts, answers, strict=True)]
+        # Padding at the right: no token sees what comes after it.
+        padded = torch.nn.utils.rnn.pad_sequence(streams, batch_first=True).to(self.model.device)
+        logp = self.model(padded, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+        chosen = logp.gather(2, padded[:, 1:, None])[..., 0].cpu().numpy()
+        spans = [slice(len(p) - 1, len(p) + len(a) - 1) for p, a in zip(prompts, answers, strict=True)]
+        return [row[span] for row, span in zip(chosen, spans, strict=True)]
 
 
 def read_weights(folder: Path, digest: str, device: str, dtype: str | None, hashed: bool = False) -> Weights:
@@ -78,30 +80,39 @@ def read_weights(folder: Path, digest: str, device: str, dtype: str | None, hash
     Raises WeightsMismatch for weights of another digest, that do not fit the model, or that are not finite.
     """
     try:
-        tensors = read_tensors(folder, device)
+        with ThreadPoolExecutor(1, "read") as beside:
+            reading = beside.submit(read_tensors, folder, device)
+            model = _empty(folder, device)
+        tensors = reading.result()
     except (OSError, ValueError) as error:
         raise WeightsMismatch(f"{folder}: cannot be loaded ({error}); publish that policy again") from error
     if not hashed:
         require_digest(f"engine, loaded from {folder}", tensors_digest(tensors), digest)
     if dtype is not None:
         tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
-    model = _place(folder, tensors, device)
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise WeightsMismatch(f"{folder}: {name} is not finite; go back to an earlier version")
+    _fill(model, folder, tensors)
+    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()  # waits for the GPU once
+    if not all(finite):
+        name = list(tensors)[finite.index(False)]
+        raise WeightsMismatch(f"{folder}: {name} is not finite; go back to an earlier version")
     return Weights(digest, tensors, model)
 
 
-def _place(folder: Path, tensors: dict[str, torch.Tensor], device: str) -> PreTrainedModel:
-    """`transformers`' model around these tensors, without a copy."""
+def _empty(folder: Path, device: str) -> PreTrainedModel:
+    """`transformers`' model, without weights."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     with torch.device(device):
         model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # it has no place in files
+    return model.eval()
+
+
+def _fill(model: PreTrainedModel, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Put these tensors into the model, without a copy."""
     wanted = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     given = {name: tuple(t.shape) for name, t in tensors.items()}
-    if config.tie_word_embeddings:
+    if model.config.tie_word_embeddings:
         wanted.pop(HEAD, None)
         given = {name: given[name] for name in without_tied_head(tensors)}
     if wrong := sorted(wanted.items() ^ given.items()):
@@ -112,7 +123,6 @@ def _place(folder: Path, tensors: dict[str, torch.Tensor], device: str) -> PreTr
         )
     model.load_state_dict({name: tensors[name] for name in given}, strict=False, assign=True)
     model.tie_weights()
-    return model.eval()
 
 
 def can_hash(theirs: str, ours: str) -> bool:

@@ -26,7 +26,7 @@ def ask(request: Request, params: SamplingParams, context: int, name: str) -> As
     }
     if params.greedy:
         sampling |= {"top_p": 1.0, "top_k": -1}
-    return Asked(name, [int(token) for token in request.token_ids], sampling)
+    return Asked(name, request.token_ids.tolist(), sampling)
 
 
 def probe(name: str, token_ids: Sequence[int], tokens: int) -> Asked:
@@ -38,8 +38,8 @@ def probe(name: str, token_ids: Sequence[int], tokens: int) -> Asked:
 def tokens_of(answer: Answer) -> tuple[np.ndarray, np.ndarray]:
     """ids [new] int32 and log-probs [new] float32."""
     pairs = answer["meta_info"]["output_token_logprobs"]
-    ids = np.array([pair[1] for pair in pairs], np.int32)
-    return ids, np.array([pair[0] for pair in pairs], np.float32)
+    ids = np.fromiter((pair[1] for pair in pairs), np.int32, len(pairs))
+    return ids, np.fromiter((pair[0] for pair in pairs), np.float32, len(pairs))
 
 
 def completion(
@@ -51,7 +51,7 @@ def completion(
     name, served = f"trajectory {request.trajectory_id}", str(meta.get("weight_version"))
     if served != tag:
         raise ValueError(f"{name}: SGLang answered with weights {served!r}, asked for {tag!r}; a sync did not arrive")
-    if [int(token) for token in answer["output_ids"]] != ids.tolist():
+    if list(answer["output_ids"]) != ids.tolist():
         raise ValueError(
             f"{name}: {len(answer['output_ids'])} tokens with log-probs of {len(ids)}; they must be the same"
         )
