@@ -19,8 +19,8 @@ TRL's: Rollbook is set to its standard deviation (over n - 1) and epsilon (1e-4)
 What differs:
 - TRL generates with transformers' `generate`, all samples of an iteration at once, in the training process: there is no
   vLLM here, with which it is usually run. Rollbook generates with `engine.kind`, `engine.batch` at a time.
-- 16-bit: Rollbook's weights and gradients are stored so, TRL's weights are 32-bit and cast for each product (`bf16`,
-  its default), also while it generates. 32-bit models have no such difference.
+- 16-bit models: Rollbook computes with 16-bit weights, TRL with the 32-bit masters, cast for each product (`bf16`, its
+  default), also while it generates.
 - Rollbook packs rows, TRL pads them. TRL keeps activations here (its default recomputes them), as Rollbook does.
 - In a second pass over a batch Rollbook draws other mini-batches, TRL takes the same ones in the same order.
 - Seeds: the sampled tokens are others from the first iteration on. Scorers of Rollbook run in processes of their own.
@@ -51,6 +51,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZE
 
 import numpy as np
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -172,6 +173,7 @@ def train_with_trl(c: RunConfig, base: Path, folder: Path, limit_s: float) -> Co
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(c.resources.threads)
     cuda, dtype, wanted = torch.cuda.is_available(), stored_dtype(base), c.train.optimizer
     samples = c.prompts.per_iteration * c.prompts.samples_per_prompt
@@ -327,6 +329,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["transformers", "sglang"], help="engine.kind of Rollbook")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="TRL ends with the iteration it is in then")
     asked = parser.parse_args()
+    importlib.metadata.version("trl")  # missing, it is told before anything is trained
     config = asked.config or TOY
     overrides = [*(() if asked.config else TOY_AS_GRPO), *asked.overrides, f"iterations={asked.iterations}"]
     overrides += [f"engine.kind={asked.engine}"] if asked.engine else []
@@ -335,7 +338,6 @@ def main() -> None:
     c = load(config, overrides)
     if asked.iterations < 2 or (found := refused(c)):
         sys.exit("--iterations: at least 2" if asked.iterations < 2 else f"no equal in TRL: {', '.join(found)}")
-    lines = introduction(c)
     with tempfile.TemporaryDirectory() as home:
         os.environ["ROLLBOOK_HOME"] = home
         base, rollbook = train_with_rollbook(c, config, overrides)
@@ -346,7 +348,7 @@ def main() -> None:
             "TRL": replace(trl, process_s=time.perf_counter() - started, load=os.getloadavg()[0]),
         }
         held_out = in_own_process(evaluate, c, problems, [base, *(course.policy for course in courses.values())])
-    lines += table(c, courses, held_out)
+    lines = [*introduction(c), *table(c, courses, held_out)]
     lines.append(f"held-out: {problems} problems, one answer sampled, one greedy; ± standard error over problems")
     print("\n".join(["", *lines]))
     if out := os.environ.get("OUT"):
