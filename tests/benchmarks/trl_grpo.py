@@ -150,7 +150,7 @@ def train_with_rollbook(c: RunConfig, config: str, overrides: list[str]) -> tupl
 
 
 class Clock(TrainerCallback):
-    """When TRL's iterations end. Past the limit, the one it is in is the last."""
+    """When TRL's iterations end. Past the limit, the one it is in is the last; at least one is measured."""
 
     def __init__(self, steps: int, limit_s: float) -> None:
         """steps: optimizer steps in an iteration."""
@@ -165,7 +165,7 @@ class Clock(TrainerCallback):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.ends.append(time.perf_counter())
-            control.should_training_stop |= self.ends[-1] - self.began > self.limit_s
+            control.should_training_stop |= len(self.ends) > WARM and self.ends[-1] - self.began > self.limit_s
 
 
 def train_with_trl(c: RunConfig, base: Path, folder: Path, limit_s: float) -> Course:
@@ -283,16 +283,15 @@ def answered(
 
 def table(c: RunConfig, courses: dict[str, Course], held_out: list[str]) -> list[str]:
     samples, warm = c.prompts.per_iteration * c.prompts.samples_per_prompt, min(WARM, c.iterations - 1)
-    rows: dict[str, list[str]] = {name: [] for name in ("", "samples/s", "s an iteration", "  of it generating")}
+    rows: dict[str, list[str]] = {}
     for name, course in courses.items():
         measured = len(course.ends) - warm
-        wall = course.ends[-1] - course.ends[warm - 1] if measured > 0 else float("nan")
-        rates = measured * samples / wall, wall / measured if measured else wall, np.mean(course.generating[warm:])
+        wall = course.ends[-1] - course.ends[warm - 1]
         cells = {
             "": name,
-            "samples/s": f"{rates[0]:.1f}",
-            "s an iteration": f"{rates[1]:.2f}",
-            "  of it generating": f"{rates[2]:.2f}",
+            "samples/s": f"{measured * samples / wall:.1f}",
+            "s an iteration": f"{wall / measured:.2f}",
+            "  of it generating": f"{np.mean(course.generating[warm:]):.2f}",
             "tokens an answer": f"{np.mean(course.tokens[warm:]):.1f}",
             "iterations (measured)": f"{len(course.ends)} ({measured})",
             "process in all, s": f"{course.process_s:.0f}",
