@@ -3,7 +3,7 @@
     python tests/benchmarks/gpu_engine.py           # one H200, 100 s after SGLang's start; also into $OUT if set
     SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=tests/sglang_cpu:. python tests/benchmarks/gpu_engine.py --tiny
 
-Random bfloat16 weights of Qwen3-0.6B's shape. Prompts of 32 to 128 random ids, 256 new tokens or 16, no eos, log-probs on.
+Random bfloat16 weights of Qwen3-0.6B's shape. Prompts of 32 to 128 random ids, 256 or 16 new tokens, log-probs on.
 Ours is `SGLangEngine.generate`; bare is `sglang.Engine.generate` with the whole batch, on the very engine that ours
 holds. They take turns, each call with prompts of its own, so that none finds a prefix of another in the cache.
 
