@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 from pydantic import JsonValue
@@ -66,6 +66,8 @@ class Wall:
     seconds: float
     waited: float = 0.0  # of these, at the end, for rollouts of the next iteration (pipelined)
     ahead: bool = False  # its own rollouts were there before
+    handing: float = 0.0  # of these, for the policy's way into memory, before it was recorded
+    together: bool = False  # score and replay ran at the same time
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,13 @@ class IterationSummary:
 
     @property
     def orchestration(self) -> float | None:
-        """Wall time of the iteration less that of its steps and its waiting, s."""
-        if self.timing is None:
+        """Wall time of the iteration less that of its steps, its waiting and the handing over, s."""
+        timing, seconds = self.timing, self.seconds
+        if timing is None:
             return None
-        inside = sum(s for step, s in self.seconds.items() if step != "generate" or not self.timing.ahead)
-        return self.timing.seconds - inside - self.timing.waited
+        inside = sum(s for step, s in seconds.items() if step != "generate" or not timing.ahead)
+        inside -= min(seconds.get("score", 0.0), seconds.get("replay", 0.0)) if timing.together else 0.0
+        return timing.seconds - inside - timing.waited - timing.handing
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -104,6 +108,7 @@ class IterationSummary:
         if self.timing is not None and self.orchestration is not None:
             merged |= {"seconds/iteration": self.timing.seconds, "seconds/orchestration": self.orchestration}
             merged |= {"seconds/waited": self.timing.waited} if self.timing.waited else {}
+            merged |= {"seconds/handing": self.timing.handing} if self.timing.handing else {}
         return merged | self._staleness()
 
     @property
@@ -174,7 +179,7 @@ def summarize_iteration(ledger: Ledger, iteration: int) -> IterationSummary:
 
 def note_wall(ledger: Ledger, iteration: int, wall: Wall) -> None:
     """Keep the driver's time of an iteration beside its steps; the first note stays."""
-    told = {"wall": wall.seconds, "waited": wall.waited, "ahead": wall.ahead}
+    told = {"wall": wall.seconds} | {f.name: getattr(wall, f.name) for f in fields(Wall) if f.name != "seconds"}
     ledger.store.create(_wall_path(ledger, iteration), json.dumps(told).encode())
 
 
@@ -183,7 +188,7 @@ def _read_wall(ledger: Ledger, iteration: int) -> Wall | None:
         told = json.loads(ledger.store.read_bytes(_wall_path(ledger, iteration)))
     except FileNotFoundError:
         return None
-    return Wall(float(told["wall"]), float(told.get("waited", 0.0)), bool(told.get("ahead", False)))
+    return Wall(told.pop("wall"), **told)
 
 
 def _wall_path(ledger: Ledger, iteration: int) -> str:

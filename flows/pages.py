@@ -37,6 +37,7 @@ def iteration_line(summary: IterationSummary) -> str:
     times = " ".join(f"{SHORT[step]} {seconds:.2f}" for step, seconds in summary.seconds.items())
     if summary.timing is not None:
         times = f"{summary.timing.seconds:.1f} s: {times} orch {summary.orchestration:.2f}"
+        times += f" hand {summary.timing.handing:.2f}" if summary.timing.handing else ""
         times += f" wait {summary.timing.waited:.2f}" if summary.timing.waited else ""
     return "  ".join([*parts, times])
 

@@ -1,4 +1,4 @@
-"""Pipelined runs: the next iteration's rollouts are made while this one trains, by the policy that it began with."""
+"""What runs at the same time: the next iteration's rollouts beside this one's last steps, and steps beside steps."""
 
 import contextlib
 import time
@@ -26,5 +26,18 @@ def meanwhile(run: Run, iteration: int, call: Callable[[], object] | None) -> It
         started = time.perf_counter()
         ahead.result()
         run.waited_s[iteration] = time.perf_counter() - started
+    finally:
+        pool.shutdown(wait=False)
+
+
+def both[A, B](run: Run, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """Two steps that need nothing of each other, at the same time; in a plan or a verification one after the other."""
+    if run.planning or run.verification is not None:
+        return first(), second()
+    pool = ThreadPoolExecutor(1, "beside")
+    try:
+        beside = pool.submit(copy_context().run, first)
+        found = second()
+        return beside.result(), found
     finally:
         pool.shutdown(wait=False)

@@ -14,7 +14,7 @@ from data.manifest import Manifest
 from data.summary import Evaluation, Wall, leading, note_wall, summarize_iteration, with_error
 from flows.config import RunConfig
 from flows.pages import artifact_key, iteration_files, iteration_line, iteration_page
-from flows.pipelining import meanwhile
+from flows.pipelining import both, meanwhile
 from flows.session import Session, session
 from infra.prefect_tasks import as_task
 from infra.tracking import IterationRecord, Tracker
@@ -128,8 +128,11 @@ def one_iteration(c: RunConfig, run: Run, k: int, head: Head) -> Head:
     temperature, unit = c.replay_temperature, c.advantage.step_unit
     rollouts = generate(run, k, head.sampler, c.generation, head.before)
     with meanwhile(run, k, next_rollouts(c, run, k, head, rollouts)):
-        rewards = score(run, k, rollouts, c.reward, c.sampling)
-        replays = replay(run, k, rollouts, head.state, temperature, c.train, c.critic)
+        rewards, replays = both(
+            run,
+            lambda: score(run, k, rollouts, c.reward, c.sampling),
+            lambda: replay(run, k, rollouts, head.state, temperature, c.train, c.critic),
+        )
         advantages = estimate_advantages(run, k, rollouts, rewards, replays, c.advantage)
         state = train_on(run, k, head.state, rollouts, replays, advantages, temperature, c.train, c.critic, unit)
         with meanwhile(run, k, handed_rollouts(c, run, k, state, head, rollouts)):
@@ -155,7 +158,9 @@ def handed_rollouts(
     """
     if c.pipelined or not may_go_ahead(c, run, k) or due(c, k + 1, 0):
         return None
+    started = time.perf_counter()
     promised = hand_over(run, k, state, head.base, c.train, c.critic)
+    run.handing_s[k] = time.perf_counter() - started
     return partial(generate, run, k + 1, promised, c.generation, rollouts) if promised is not None else None
 
 
@@ -211,8 +216,9 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
         started = time.perf_counter()
         after = one_iteration(opened.config, opened.run, iteration, head)
         if after.recorded and not opened.run.shares(iteration):
-            wall = Wall(time.perf_counter() - started, opened.run.waited_s.get(iteration, 0.0), ahead)
-            note_wall(opened.run.ledger, iteration, wall)
+            run, seconds = opened.run, time.perf_counter() - started
+            waited, handing = run.waited_s.get(iteration, 0.0), run.handing_s.get(iteration, 0.0)
+            note_wall(run.ledger, iteration, Wall(seconds, waited, ahead, handing, together=True))
         tell_iteration(opened.tracker, opened.run.ledger, iteration)
         summary = summarize_iteration(opened.run.ledger, iteration)
         log.info(iteration_line(summary))

@@ -169,6 +169,7 @@ class Run:
     steps: Sequence[str] = STEPS  # that may have to run; only their residents are made
     planning: bool = False
     waited_s: dict[int, float] = field(default_factory=dict)  # by iteration: at its end, for the next one's rollouts
+    handing_s: dict[int, float] = field(default_factory=dict)  # by iteration: for its policy's way into memory
     notes: list[Note] = field(default_factory=list)
     watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
 

@@ -1,6 +1,7 @@
 """train: state + rollouts + replays + advantages -> state k+1. `epochs` passes over disjoint mini-batches."""
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -64,25 +65,29 @@ def _train(
     """checkpoint: which states to keep when this one is written; None: this one is not."""
     lessons = Lessons(job.table("rollouts", ROLLOUT_COLUMNS), job.table("replays"), job.table("advantages"))
     bring(trainer, job, setup)
+    started = time.perf_counter()
     try:
         updates = lessons.learn(trainer, options, setup, job.seed)
     except SickStep as error:
         raise _diverged(error, job, lessons) from error
+    learn_s = time.perf_counter() - started
     copied = None if checkpoint is None else copy(trainer, job)
-    made = _commit(job, trainer, updates, options)
+    made = _commit(job, trainer, updates, options, learn_s)
     if made is not None and copied is not None and checkpoint is not None:
         keep_behind(job, made, copied, checkpoint)
     return made
 
 
-def _commit(job: Job, trainer: "Trainer", updates: list[dict[str, float]], options: TrainOptions) -> Manifest | None:
+def _commit(
+    job: Job, trainer: "Trainer", updates: list[dict[str, float]], options: TrainOptions, learn_s: float
+) -> Manifest | None:
     digest = trainer.digest  # of all ranks
     if not trainer.is_first:
         return None
     steps = 0 if options.policy_frozen else len(updates)
     return job.attempt().commit(
         content_digest=digest,
-        metrics=_over_updates(updates),
+        metrics=_over_updates(updates) | {"train/learn_s": learn_s},
         facts={"policy_version": job.input("state").policy_version + steps, "updates": updates},
     )
 

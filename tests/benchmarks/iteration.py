@@ -1,11 +1,14 @@
-"""An iteration of the quickstart against a plain script that calls the same engine, trainer and formulas.
+"""An iteration against a plain script that calls the same engine, trainer and formulas.
 
-    python tests/benchmarks/iteration.py
+    python tests/benchmarks/iteration.py                        # the quickstart, on a CPU
+    python tests/benchmarks/iteration.py flows/configs/smollm2_grpo.toml --iterations 50   # on a GPU
 
 The script keeps nothing: no tables, ledger, lineage, MLflow, Prefect, Ray; weights go to the engine by a folder, as in
-the product. Both start from the same warm-started policy and see the same prompts and seeds: their first tokens agree.
+the product. Both start from the same policy and see the same prompts and seeds; where the engine honours seeds, their
+first tokens agree. Iterations that are evaluated before or whose state is kept are not among those compared.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -13,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +28,7 @@ from data.prompts import load_source
 from data.runs import open_run
 from data.seeds import derive
 from flows.config import RunConfig, load
-from models.engines.contract import Request, SamplingParams
+from models.engines.contract import Request, RolloutEngine, SamplingParams
 from models.engines.transformers import TransformersEngine
 from models.megatron.contract import Setup, TrainBatch, TrainOptions
 from models.megatron.trainer import Trainer
@@ -36,9 +40,8 @@ from ops.ragged import from_arrow, from_rows, to_arrow
 from ops.scorers import SCORERS
 from tests.seaweed import free_ports
 
-ITERATIONS, WARM = 16, 4
-CONFIG = "flows/configs/sort.toml"
-SET = [f"iterations={ITERATIONS}", "evaluate.problems=0", "warm_start.steps=40"]
+WARM, COMPARED = 4, 16  # of iterations: left out at first; where the comparison ends
+SORT = ["evaluate.problems=0", "warm_start.steps=40", "checkpoint.every=1000"]
 PARTS = ("generate", "score", "replay", "advantages", "train", "publish")
 
 
@@ -47,7 +50,7 @@ class Script:
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.config, self.source, self.tokenizer = config, load_source(config.prompts), Tokenizer(folder)
-        self.engine = TransformersEngine(config.engine.batch, config.resources.threads)
+        self.engine = _engine(config)
         (port,) = free_ports(1)
         self.trainer = Trainer(0, 1, f"tcp://127.0.0.1:{port}", config.resources.threads, LayoutConfig())
         digest = tensors_digest(read_tensors(folder))
@@ -62,34 +65,39 @@ class Script:
         prompts = self.source.take(k * c.prompts.per_iteration, c.prompts.per_iteration, c.seed)
         seed = derive(c.seed, "generate", k)
         asked = []
+        roots, answers = [], []
         for i, prompt in enumerate(prompts):
-            name = child(root_id(prompt.prompt_id, k * c.prompts.per_iteration + i), 0)
+            root = root_id(prompt.prompt_id, k * c.prompts.per_iteration + i)
             ids = np.array(self.tokenizer.encode_prompt(prompt.messages), np.int32)
-            asked.append(Request(name, ids, derive(seed, name)))
+            for name in (child(root, branch) for branch in range(c.prompts.samples_per_prompt)):
+                asked.append(Request(name, ids, derive(seed, name)))
+                roots.append(root)
+                answers.append(str(prompt.metadata["answer"]))
         params = SamplingParams(1.0, 1.0, 0, c.sampling.max_new_tokens, self.tokenizer.eos_ids)
         said = self.engine.generate(asked, params)
         clock.append(time.perf_counter())
         texts = [self.tokenizer.decode(s.token_ids[:-1].tolist()) for s in said]
-        pairs = zip(texts, prompts, strict=True)
-        rewards = np.array([SCORERS["exact"](text, str(p.metadata["answer"])).reward for text, p in pairs])
+        score = SCORERS[c.reward.scorer]
+        rewards = np.array([score(text, answer).reward for text, answer in zip(texts, answers, strict=True)])
         clock.append(time.perf_counter())
         rows = list(zip(asked, said, strict=True))
         streams = from_rows([np.concatenate([a.token_ids, s.token_ids]) for a, s in rows], np.int32)
         mask = from_rows([np.repeat([False, True], [len(a.token_ids), len(s.token_ids)]) for a, s in rows], np.bool_)
         order = mini_batches(len(streams), train.mini_batch, derive(derive(c.seed, "train", k), "epoch", 0))
         plan = [pack(streams.lengths, rows, train.micro_tokens) for rows in order]
-        replayed = self.trainer.replay(streams, mask, [rows for mini in plan for rows in mini], 1.0, True)
-        assert replayed is not None and replayed.values is not None
+        critic = c.critic.kind != "none"
+        replayed = self.trainer.replay(streams, mask, [rows for mini in plan for rows in mini], 1.0, critic)
+        assert replayed is not None
         clock.append(time.perf_counter())
         names = pa.array([a.trajectory_id for a in asked])
         batch = AdvantageBatch(
             names,
-            names,
+            pa.array(roots),
             pa.array(["train"] * len(asked)),
             rewards,
             np.array([s.finish_reason == "length" for s in said]),
             to_arrow(mask, pa.bool_()),
-            values=to_arrow(replayed.values, pa.float32()),
+            values=None if replayed.values is None else to_arrow(replayed.values, pa.float32()),
         )
         options = AdvantageOptions(**c.advantage.model_dump(exclude={"estimator"}))
         columns = estimate(c.advantage.estimator, batch, options)
@@ -100,7 +108,7 @@ class Script:
             mask,
             replayed.logprobs,
             from_arrow(columns.token_advantages, "advantages"),
-            from_arrow(columns.returns, "returns"),
+            None if columns.returns is None else from_arrow(columns.returns, "returns"),
             replayed.values,
         )
         for epoch in range(1, train.epochs):
@@ -110,42 +118,75 @@ class Script:
         clock.append(time.perf_counter())
         folder.mkdir()
         digest = self.trainer.export_policy(folder)
-        self.engine.update_weights(folder, k + 1, digest)
+        self.engine.update_weights(folder, k + 1, digest, c.engine.sync == "tensor")
         clock.append(time.perf_counter())
         return np.diff(clock).tolist(), int(streams.values.sum())
 
 
+def _engine(config: RunConfig) -> RolloutEngine:
+    if config.engine.kind == "transformers":
+        return TransformersEngine(config.engine.batch, config.resources.threads)
+    from models.engines.sglang.engine import SGLangEngine
+
+    return SGLangEngine(config.engine, config.resources.threads)
+
+
 def main() -> None:
-    with tempfile.TemporaryDirectory() as home:
-        environment = os.environ | {"ROLLBOOK_HOME": home, "PYTHONPATH": "."}
-        asked = [argument for pair in SET for argument in ("--set", pair)]
-        subprocess.run([sys.executable, "-m", "flows.cli", "run", CONFIG, *asked], env=environment, check=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config", nargs="?", default="flows/configs/sort.toml")
+    parser.add_argument("--iterations", type=int, default=COMPARED, help="of the run; the script stops sooner")
+    parser.add_argument("--set", action="append", default=[])
+    told = parser.parse_args()
+    overrides = [*(SORT if told.config.endswith("sort.toml") else []), f"iterations={told.iterations}", *told.set]
+    config = load(told.config, overrides)
+    with ExitStack() as stack:
+        home = os.environ.get("ROLLBOOK_HOME") or stack.enter_context(tempfile.TemporaryDirectory())
+        environment = os.environ | {"ROLLBOOK_HOME": home, "PYTHONPATH": f".:{os.environ.get('PYTHONPATH', '')}"}
+        asked = [argument for pair in overrides for argument in ("--set", pair)]
+        subprocess.run([sys.executable, "-m", "flows.cli", "run", told.config, *asked], env=environment, check=True)
         os.environ["ROLLBOOK_HOME"] = home
-        run = open_run("sort")
-        recorded = [run.iteration(k) for k in range(ITERATIONS)]
-        walls = [found.metrics["seconds/iteration"] for found in recorded][WARM:]
-        parts = [[found.metrics[f"seconds/{part}"] for part in PARTS] for found in recorded][WARM:]
-        script = Script(load(CONFIG, SET), base_of(Path(home) / "store"))
-        plain = []
-        for k in range(ITERATIONS):
-            seconds, tokens = script.iteration(k, Path(home) / f"plain-{k}")
-            plain.append(seconds)
-            if k == 0:
+        run = open_run(config.run)
+        recorded = [run.iteration(k) for k in range(told.iterations)]
+        compared = [k for k in range(WARM, min(COMPARED, told.iterations)) if _plain(config, k)]
+        walls = [recorded[k].metrics["seconds/iteration"] for k in compared]
+        parts = [[recorded[k].metrics[f"seconds/{part}"] for part in PARTS] for k in compared]
+        script = Script(config, base_of(Path(home) / "store"))
+        memory = Path("/dev/shm") if config.engine.sync == "tensor" else Path(home)
+        folders = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory)))
+        plain: dict[int, list[float]] = {}
+        for k in range(compared[-1] + 1):
+            plain[k], tokens = script.iteration(k, folders / str(k))
+            if k == 0 and config.engine.kind == "transformers":
                 theirs = recorded[0].table("rollouts", ["token_ids"])["token_ids"].combine_chunks()
                 assert tokens == int(theirs.flatten().to_numpy().sum()), "they did not sample the same tokens"
-        plain = plain[WARM:]
-    product, by_hand = statistics.median(walls), statistics.median(map(sum, plain))
-    print(f"{'s':12}" + "".join(f"{part:>12}" for part in (*PARTS, "iteration")))
-    for name, rows, whole in (("Rollbook", parts, product), ("script", plain, by_hand)):
+    by_script = [plain[k] for k in compared]
+    product, by_hand = statistics.median(walls), statistics.median(map(sum, by_script))
+    lines = [f"{'s':12}" + "".join(f"{part:>12}" for part in (*PARTS, "iteration"))]
+    for name, rows, whole in (("Rollbook", parts, product), ("script", by_script, by_hand)):
         medians = [*map(statistics.median, zip(*rows, strict=True)), whole]
-        print(f"{name:12}" + "".join(f"{seconds:12.3f}" for seconds in medians))
-    print(f"iteration: {product / by_hand:.2f} times the script's (medians of {len(walls)})")
+        lines.append(f"{name:12}" + "".join(f"{seconds:12.3f}" for seconds in medians))
+    lines.append(f"iteration: {product / by_hand:.2f} times the script's (medians of {len(walls)})")
+    _say(lines)
+
+
+def _plain(config: RunConfig, k: int) -> bool:
+    """Whether it is an iteration like most others."""
+    every = config.evaluate.every
+    return (k + 1) % config.checkpoint.every != 0 and not (every and (k % every == 0 or (k + 1) % every == 0))
+
+
+def _say(lines: list[str]) -> None:
+    """Also into $OUT, where that is set."""
+    print("\n".join(lines))
+    if out := os.environ.get("OUT"):
+        (Path(out) / "iteration.txt").write_text("\n".join(lines) + "\n")
 
 
 def base_of(store: Path) -> Path:
-    """The folder of the policy that the run began from."""
+    """The folder of the policy that the run began from: warm-started, or as it was imported."""
     manifests = [json.loads(path.read_text()) for path in store.glob("shared/*/*/manifest.json")]
-    (found,) = [manifest for manifest in manifests if manifest["step"] == "warm_start"]
+    by_step = {manifest["step"]: manifest for manifest in manifests}
+    found = by_step.get("warm_start") or by_step["import_model"]
     return store / Path(found["files"][0]["uri"]).parent
 
 
