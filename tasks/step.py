@@ -1,6 +1,7 @@
 """How every step runs: look in the ledger, and only if it is not there, run its body on a resident and commit."""
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,6 +173,7 @@ class Run:
     handing_s: dict[int, float] = field(default_factory=dict)  # by iteration: for its policy's way into memory
     notes: list[Note] = field(default_factory=list)
     watchers: Sequence[Callable[[Note], None]] = ()  # told of each step before it runs; one that raises ends the run
+    _telling: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
 
     def only_through(self, step: str, iteration: int | None = None) -> None:
         """Leave out the steps after this one, of one iteration or of all.
@@ -228,9 +230,10 @@ class Run:
         return [role for role in (self.engine, self.trainer, self.worker) if role in needed]
 
     def note(self, note: Note) -> None:
-        self.notes.append(note)
-        for watcher in self.watchers:
-            watcher(note)
+        with self._telling:  # steps may run beside each other
+            self.notes.append(note)
+            for watcher in self.watchers:
+                watcher(note)
 
 
 def unless_given[**Rest](step: Step) -> Callable[[StepFunction[Rest]], StepFunction[Rest]]:

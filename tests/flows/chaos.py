@@ -29,7 +29,7 @@ QUIET = 0.2  # of a core, by all processes of a run: whatever can go on has
 SLICE_S = 0.001
 LONG = ("generate", "train")  # take .1 s and more, and are killed further inside
 PATIENCE_S = 240.0
-TIMES = {"generate/tokens_per_s", "generate/sync_s"}  # the metrics that are seconds
+TIMES = {"generate/tokens_per_s", "generate/sync_s", "train/learn_s"}  # the metrics that are seconds
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ class Running:
             following = self.part(RUNS_ON[step])
             gate = self.driver if following == held else following
             _hold(gate)
+            if step == "score" and kill.step != step:
+                _hold(self.part(RUNS_ON["replay"]))  # which is handed over at the same time
             held.resume()
             if previous is not None:
                 self.until(self.manifest(k, previous).exists)

@@ -1,6 +1,8 @@
 """The memo: a step on record is not run again; another request at its place is refused; a plan runs nothing."""
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,10 @@ import pytest
 from data.ledger import STEPS, Ledger
 from data.manifest import Manifest
 from data.memory import OutOfMemory
-from data.request import StepConflict
+from data.request import Request, StepConflict
 from data.store import Store
 from infra.ray_session import Fleet, Role, WorkerLost
-from tasks.step import Job, Pending, Run, Step, perform
+from tasks.step import BrokenPromise, Job, Note, Pending, Run, Step, perform
 
 STEP = Step("double", version=1, kind="numbers")
 
@@ -125,6 +127,53 @@ def test_watchers_hear_of_every_step(run: Run) -> None:
     heard: list[str] = []
     ask(replace(run, watchers=[lambda note: heard.append(note.step)]))
     assert heard == ["double"]
+
+
+def test_watchers_are_told_one_thing_at_a_time(run: Run) -> None:
+    """Steps may run beside each other; a watcher, as the one that claims the run, need not know."""
+    inside, overlaps = [0], []
+
+    def watch(note: Note) -> None:
+        inside[0] += 1
+        time.sleep(0.02)
+        overlaps.append(inside[0])
+        inside[0] -= 1
+
+    watched = replace(run, watchers=[watch])
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: watched.note(Note("double", i, True, "")), range(8)))
+    assert overlaps == [1] * 8
+
+
+def taker(run: Run, promised: Manifest) -> Job:
+    request = Request("take", 1, "numbers", {"numbers": promised})
+    return Job(run.ledger, run.ledger.at(1, "take"), request, run.cache)
+
+
+def test_what_was_promised_is_waited_for(run: Run) -> None:
+    made = ask(run)
+    later = run.ledger.at(2, "double")
+    promised = made.model_copy(update={"uri": run.ledger.store.url_of(later.manifest), "files": ()})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(taker(run, promised).recorded, "numbers")
+        time.sleep(0.2)
+        assert not waiting.done()
+        again = ask(run, iteration=2)
+        assert waiting.result(timeout=30) == again and again.files
+    assert taker(run, made).recorded("numbers") is made
+
+
+def test_a_broken_promise_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ask(run)
+    other = made.model_copy(update={"files": (), "content_digest": "f" * 64})
+    with pytest.raises(
+        BrokenPromise, match=rf"has digest {made.content_digest[:16]}, this take .* with ffffffffffffffff"
+    ):
+        taker(run, other).recorded("numbers")
+    monkeypatch.setattr("tasks.step.PROMISE_S", 0.1)
+    absent = made.model_copy(update={"files": (), "uri": f"{made.uri}-not"})
+    with pytest.raises(BrokenPromise, match="not on record after 0 s; the same command goes on"):
+        taker(run, absent).recorded("numbers")
 
 
 def test_only_the_last_iteration_ends_early(run: Run) -> None:
