@@ -164,9 +164,10 @@ class Store:
             self._backend.create(path, b"rollbook")
             self._backend.remove(path)
 
-    def local_copy(self, entries: Sequence[FileEntry], cache: Path) -> Path:
+    def local_copy(self, entries: Sequence[FileEntry], cache: Path, unhashed: str | None = None) -> Path:
         """A local folder that holds the files of one manifest under their names, each checked by size and SHA-256.
 
+        unhashed: names with this ending are checked by size only, since whoever reads them hashes what is in them.
         A local store gives the folder in place, others a copy below `cache`. Raises ManifestError, naming the file,
         for one that is missing or altered, and ValueError for no entries.
         """
@@ -174,14 +175,14 @@ class Store:
             raise ValueError("local_copy: no files; the manifest lists none")
         if isinstance(self._backend, LocalBackend):
             for entry in entries:
-                check_local(self._backend.local(self.path_of(entry.uri)), entry)
+                check_local(self._backend.local(self.path_of(entry.uri)), entry, _hashed(entry, unhashed))
             first = entries[0]
             return self._backend.local(self.path_of(first.uri).removesuffix(f"/{first.name}"))
         folder = cache / hashlib.sha256("\n".join(sorted(f"{e.sha256} {e.name}" for e in entries)).encode()).hexdigest()
         if not folder.is_dir():
             self._download(entries, folder)
         for entry in entries:
-            check_local(folder / entry.name, entry)
+            check_local(folder / entry.name, entry, _hashed(entry, unhashed))
         os.utime(folder)  # when it was last used: `data.prune` asks
         return folder
 
@@ -238,3 +239,7 @@ class Store:
     def _refused(self, path: str, what: str, error: Exception) -> StoreError:
         reason, fix = self._backend.explain(error)
         return StoreError(f"store {self.url}: {path} cannot be {what} ({reason}); {fix}")
+
+
+def _hashed(entry: FileEntry, unhashed: str | None) -> bool:
+    return unhashed is None or not entry.name.endswith(unhashed)

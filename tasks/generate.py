@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,9 @@ from tasks.episodes import Played, episode_of, play, played_in, source_of
 from tasks.partial import Carried, Settled, groups_of, settle
 from tasks.rollout_rows import Producer, row
 from tasks.step import Job, Pending, Run, Step, perform, unless_given
+
+if TYPE_CHECKING:
+    from models.tokenizer import Tokenizer
 
 STEP = Step("generate", version=1, kind="rollouts")
 
@@ -120,11 +124,13 @@ def _generate(
 
     policy, sampling, partial = job.input("policy"), generation.sampling, generation.partial
     in_memory = handover.offered(policy.content_digest) if handed_over else None
-    folder = in_memory or job.folder_of(job.recorded("policy"))
-    tokenizer = tokenizer_of(folder)
-    clock = time.perf_counter()
-    engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
-    sync_s = time.perf_counter() - clock
+
+    def sync(folder: Path) -> tuple["Tokenizer", float]:
+        tokenizer, clock = tokenizer_of(folder), time.perf_counter()
+        engine.update_weights(folder, policy.policy_version, policy.content_digest, in_memory is not None)
+        return tokenizer, time.perf_counter() - clock
+
+    tokenizer, sync_s = sync(in_memory) if in_memory else job.load(job.recorded("policy"), sync)
     params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

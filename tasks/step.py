@@ -125,6 +125,19 @@ class Job:
         """A verified local copy of the files of a policy or a kept state."""
         return self.ledger.store.local_copy(manifest.files, self.cache)
 
+    def load[Loaded](self, policy: Manifest, load: Callable[[Path], Loaded]) -> Loaded:
+        """`load(folder)` of a policy, which hashes its tensors itself and raises ValueError for other ones.
+
+        The files of weights are therefore not hashed before: of 1.2 GB that takes a second. After an error they are,
+        which raises ManifestError for one that was altered.
+        """
+        folder = self.ledger.store.local_copy(policy.files, self.cache, unhashed=".safetensors")
+        try:
+            return load(folder)
+        except ValueError:
+            self.folder_of(policy)
+            raise
+
     def attempt(self) -> Attempt:
         """Where the result is written; its clock started with the job."""
         request = replace(self.request, execution={**self.request.execution, **self.how})

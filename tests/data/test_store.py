@@ -150,6 +150,19 @@ def test_another_store_is_copied_once(store: Store, tmp_path: Path, monkeypatch:
         store.local_copy(entries, tmp_path / "cache")
 
 
+def test_what_its_reader_hashes_is_checked_by_size_only(store: Store, tmp_path: Path):
+    entries = [put(store, "attempt/model.bin", b"weights"), put(store, "attempt/config.json", b"{}")]
+    folder = store.local_copy(entries, tmp_path / "cache")
+    (folder / "model.bin").write_bytes(b"WEIGHTS")
+    assert store.local_copy(entries, tmp_path / "cache", unhashed=".bin") == folder
+    (folder / "config.json").write_bytes(b"[]")
+    with pytest.raises(ManifestError, match=r"config.json: altered: sha256"):
+        store.local_copy(entries, tmp_path / "cache", unhashed=".bin")
+    (folder / "model.bin").write_bytes(b"WEIGHT")
+    with pytest.raises(ManifestError, match=r"model.bin: altered: 6 bytes, the manifest says 7"):
+        store.local_copy(entries, tmp_path / "cache", unhashed=".bin")
+
+
 @pytest.mark.parametrize("place", ["memory", "s3"], indirect=True)
 def test_a_missing_file_of_another_store_is_named(store: Store, tmp_path: Path):
     entry = put(store, "attempt/model.bin", b"weights")

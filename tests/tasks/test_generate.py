@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from data.config import PromptsConfig
+from data.manifest import ManifestError
 from data.prompts import load_source
 from tasks.generate import Draw, _roots
+from tests.tasks.conftest import Bench
 
 
 def test_c32_no_two_draws_share_a_root(tmp_path: Path) -> None:
@@ -32,3 +36,33 @@ def test_evaluation_roots_are_positions_in_the_held_out_set(tmp_path: Path) -> N
     source = load_source(PromptsConfig(source="sort"))
     roots = [root for root, _ in _roots(source, Draw("eval", 0, 5), 0)]
     assert [root.rpartition("@")[2] for root in roots] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("spoiled", ["a weight", "the length", "config.json"])
+def test_an_altered_policy_is_refused_and_its_file_named(bench: Bench, tmp_path: Path, spoiled: str) -> None:
+    """Its weights are hashed by the engine that reads them, not before."""
+    from models.engines.transformers import TransformersEngine
+    from models.toy import write_toy
+    from models.weights import read_tensors, tensors_digest
+
+    write_toy(tmp_path / "toy")
+    digest = tensors_digest(read_tensors(tmp_path / "toy"))
+    attempt = bench.job("publish", "policy", {}).attempt()
+    attempt.add_folder(tmp_path / "toy")
+    policy = attempt.commit(content_digest=digest, facts={"policy_version": 0})
+    job, engine = bench.job("generate", "rollouts", {"policy": policy}), TransformersEngine(4, 1)
+
+    def serve(folder: Path) -> str | None:
+        engine.update_weights(folder, 0, digest)
+        return engine.policy_digest
+
+    assert job.load(policy, serve) == digest
+    name = "config.json" if spoiled == "config.json" else "model.safetensors"
+    file = job.folder("policy") / name
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] if spoiled == "the length" else data[:-1] + bytes([data[-1] ^ 1]))
+    words = f"{len(data) - 1} bytes" if spoiled == "the length" else "sha256"
+    engine = TransformersEngine(4, 1)
+    with pytest.raises(ManifestError, match=f"{name}: altered: {words}"):
+        job.load(policy, serve)
+    assert engine.policy_digest is None
