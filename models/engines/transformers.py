@@ -25,13 +25,14 @@ from models.engines.decoding import Decoded, decode
 from models.engines.sampling import uniforms
 from models.folder import FolderConfig, read_config
 from models.tokenizer import Tokenizer, tokenizer_of
-from models.weights import WeightsMismatch, require_digest, stored_dtype, tensors_digest
+from models.weights import WeightsMismatch, read_tensors, require_digest, stored_dtype, stored_shapes, tensors_digest
 
 
 @dataclass(frozen=True)
 class _Serving:
     folder: Path
     model: PreTrainedModel
+    shape: bytes  # what another policy must share for its weights to fit into the model: config.json and dtype
     config: FolderConfig
     version: int
     digest: str
@@ -60,6 +61,7 @@ class TransformersEngine:
         self._batch = batch
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._serving: _Serving | None = None
+        self._spare: _Serving | None = None  # that served before: the next weights go into its model
 
     @property
     def policy_digest(self) -> str | None:
@@ -85,11 +87,16 @@ class TransformersEngine:
         if self._serving and self._serving.digest == digest:
             self._serving = replace(self._serving, version=version)
             return
-        config = read_config(folder)
-        model = _load(Path(folder), self._device)
+        config, shape, spare = read_config(folder), _shape(folder), self._spare
+        self._spare = None  # half filled, if this fails
+        if spare is None or spare.shape != shape or stored_shapes(folder).keys() - spare.model.state_dict().keys():
+            model = _load(folder, self._device)
+        else:
+            model = _refill(spare.model, folder)
         # What the model holds now, not what the file says: a tensor that never arrived shows here.
         require_digest(f"engine, loaded from {folder}", tensors_digest(model.state_dict()), digest)
-        self._serving = _Serving(folder, model, config, version, digest)
+        self._spare = self._serving
+        self._serving = _Serving(folder, model, shape, config, version, digest)
 
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
         """See the contract. Batches are cut from the requests in order of prompt length, to spare padding."""
@@ -124,6 +131,13 @@ def _completion(serving: _Serving, request: Request, row: Decoded) -> Completion
     return Completion(request.trajectory_id, row.token_ids, row.logprobs, reason, serving.version, serving.digest)
 
 
+def _shape(folder: Path) -> bytes:
+    try:
+        return (folder / "config.json").read_bytes() + stored_dtype(folder).encode()
+    except (OSError, ValueError) as error:
+        raise _unloadable(folder, error) from error
+
+
 def _load(folder: Path, device: torch.device) -> PreTrainedModel:
     """The folder's model, in the dtype of its files. Raises WeightsMismatch for files that cannot be its weights."""
     transformers.utils.logging.disable_progress_bar()
@@ -133,7 +147,20 @@ def _load(folder: Path, device: torch.device) -> PreTrainedModel:
             folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise WeightsMismatch(f"{folder}: cannot be loaded ({error}); publish that policy again") from error
+        raise _unloadable(folder, error) from error
     for parameter in model.parameters():  # still the mapped file: whoever wrote to it would change the policy
         parameter.data = parameter.data.clone()
     return model.to(device).eval()
+
+
+def _refill(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Sooner than to build a model again. A weight that is not there the digest shows."""
+    try:
+        model.load_state_dict(read_tensors(folder), strict=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unloadable(folder, error) from error
+    return model
+
+
+def _unloadable(folder: Path, error: Exception) -> WeightsMismatch:
+    return WeightsMismatch(f"{folder}: cannot be loaded ({error}); publish that policy again")

@@ -11,13 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from models.engines.contract import (
-    NonFiniteLogits,
-    Request,
-)
+from models.engines.contract import NonFiniteLogits, Request
 from models.engines.transformers import TransformersEngine
 from models.toy import write_toy
-from models.weights import read_tensors, tensors_digest, write_tensors
+from models.weights import WeightsMismatch, read_tensors, tensors_digest, write_tensors
 from tests.models.slow_engine import MANY_EOS, PLAIN, kept, requests, scaled_probs
 
 
@@ -173,3 +170,24 @@ def test_the_engine_does_not_import_megatron():
     code = "import sys, models.engines.transformers; sys.exit('megatron' in sys.modules)"
     env = os.environ | {"PYTHONPATH": os.getcwd()}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
+def test_weights_that_come_and_go_are_those_of_a_new_engine(folder, tmp_path):
+    """Later weights go into a model that served before; what fails on the way there leaves nothing behind."""
+    policies = [folder]
+    for number in (1, 2, 3):
+        shutil.copytree(folder, tmp_path / str(number))
+        write_tensors(tmp_path / str(number), {n: t * (1 + number / 10) for n, t in read_tensors(folder).items()})
+        policies.append(tmp_path / str(number))
+    digests = [tensors_digest(read_tensors(policy)) for policy in policies]
+    asked, engine = requests(6), TransformersEngine(4, 1)
+    for version, i in enumerate((0, 1, 2, 3, 1, 0)):
+        engine.update_weights(policies[i], version, digests[i])
+        if version == 3:
+            with pytest.raises(WeightsMismatch):
+                engine.update_weights(policies[0], 9, digests[1])
+        fresh = TransformersEngine(4, 1)
+        fresh.update_weights(policies[i], version, digests[i])
+        for mine, theirs in zip(engine.generate(asked, PLAIN), fresh.generate(asked, PLAIN), strict=True):
+            assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+            assert mine.logprobs.tolist() == theirs.logprobs.tolist() and mine.policy_digest == digests[i]
