@@ -1,29 +1,31 @@
 """Weights handed over in memory: the next rollouts begin while the policy is recorded, and nothing else changes."""
 
+import json
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from data.ledger import STEPS
+from data.ledger import STEPS, Ledger
+from data.store import Store
 from tests.flows.chaos import Running, require_equal
 
 ITERATIONS = 3  # of the small run
 
 
-def test_it_is_the_run_that_it_would_be(desk: Callable[..., Any], finished: tuple[Any, str]) -> None:
-    twin, mine = finished[0], desk("handed")
-    mine.run("engine.sync=tensor")
-    for k in range(ITERATIONS):
-        for step in STEPS:
-            made, theirs = mine.manifest(k, step), twin.manifest(k, step)
-            assert (made.key, made.content_digest) == (theirs.key, theirs.content_digest), (k, step)
-        assert mine.manifest(k, "publish").files
-    shown = [iteration["metrics"] for iteration in mine.json("show", "small")["iterations"]]
+def test_it_is_the_run_that_it_would_be(home: Path, rollbook: Callable[..., str], finished: tuple[Any, str]) -> None:
+    rollbook(*finished[0].small("run=handed", "engine.sync=tensor"))
+    mine, twin = (Ledger(Store(f"file://{home}/store"), name) for name in ("handed", "small"))
+    require_equal(mine, twin, ITERATIONS)
+    made = [{step: mine.find(mine.at(k, step)) for step in STEPS} for k in range(ITERATIONS)]
+    assert all(iteration["publish"].files for iteration in made)
+    for before, after in pairwise(made):
+        assert after["generate"].created_at > before["publish"].created_at
+    shown = [iteration["metrics"] for iteration in json.loads(rollbook("show", "handed", "--json"))["iterations"]]
     assert ["seconds/handing" in metrics for metrics in shown] == [True, True, False]  # none comes after the last
-    for k in range(1, ITERATIONS):
-        assert mine.manifest(k, "generate").created_at > mine.manifest(k - 1, "publish").created_at
 
 
 @pytest.mark.slow

@@ -229,7 +229,7 @@ def test_what_a_judge_is_asked_is_in_the_key_and_where_it_is_served_is_not(tmp_p
     judge = ["reward.scorer=judge", "reward.judge.url=http://h:1/v1", "reward.judge.model=m"]
     config = load_config(SORT, [f"resources.store=file://{tmp_path}/store", *judge])
     run, _ = record_run(config, Home(tmp_path), 1)
-    rollouts, step, *_ = run.ledger.steps(0)
+    rollouts, step = (found for name in ("generate", "score") for found in run.ledger.steps(0) if found.step == name)
     assert step.config["judge_prompt"] == json_digest(PROMPT)
     assert step.config["reward"]["judge"] == {"model": "m", "attempts": 3, "timeout_s": 60.0}
     elsewhere = config.reward.model_copy(update={"judge": JudgeConfig(url="http://g:1/v1", model="m")})
