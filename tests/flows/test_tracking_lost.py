@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from mlflow.tracking import MlflowClient
 
 
+@pytest.mark.slow
 def test_mlflow_down_loses_nothing_and_is_told_later(desk: Callable[[str], Any]) -> None:
     mine = desk("untracked")
     away = mine.away("http://127.0.0.1:9")  # the discard port: nobody answers
