@@ -41,8 +41,9 @@ MODELS = {
     "none": ("none", "llama", True),
     "experts": ("shared", "qwen3_moe", False),
 }
+SLOW = ("dp2-pp2", "tp2-pp2", "tp2-cp2-sp", "dp4", "dp2-cp2")  # four ranks on two cores; one such layout is in CI
 CELLS = [
-    *((name, "shared") for name in LAYOUTS),
+    *(pytest.param(name, "shared", marks=[pytest.mark.slow] * (name in SLOW)) for name in LAYOUTS),
     *((name, "separate") for name in ("dp2", "tp2-sp", "pp2", "cp2")),
     *((name, "none") for name in ("tp2", "pp2")),
     *((name, "experts") for name in ("dp2", "tp2-sp", "pp2", "cp2")),
