@@ -188,7 +188,7 @@ def _read_wall(ledger: Ledger, iteration: int) -> Wall | None:
         told = json.loads(ledger.store.read_bytes(_wall_path(ledger, iteration)))
     except FileNotFoundError:
         return None
-    return Wall(told.pop("wall"), **told)
+    return Wall(told["wall"], **{f.name: told[f.name] for f in fields(Wall) if f.name in told})
 
 
 def _wall_path(ledger: Ledger, iteration: int) -> str:

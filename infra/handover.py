@@ -25,12 +25,14 @@ def sweep() -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def place() -> Path | None:
-    """A new empty folder in memory, for a policy to be written into; None if this machine has no such place."""
+def place(room: int) -> Path | None:
+    """A new empty folder in memory, for a policy of `room` bytes; None if this machine has no such place."""
     folder = root() / f"{os.getpid()}-new-{uuid.uuid4().hex}"
     try:
         root().mkdir(mode=0o700, exist_ok=True)
         sweep()
+        if (free := shutil.disk_usage(MEMORY).free) < room:
+            raise OSError(f"{MEMORY} has {free / 1e6:,.0f} MB left, it needs {room / 1e6:,.0f}: make it larger")
         folder.mkdir()
     except OSError as error:
         log.warning("no policy can be handed over in memory (%s); engines read the store", error)

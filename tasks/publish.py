@@ -82,7 +82,7 @@ def hand_over(
 def _hand_over(trainer: "Trainer", job: Job, setup: Setup) -> str | None:
     """The digest, on every rank; None if this machine has no place for it."""
     bring(trainer, job, setup)
-    folder = trainer.from_first(handover.place)
+    folder = trainer.from_first(lambda: handover.place(_room(job)))
     if folder is None:
         return None
     digest = _export(trainer, job, folder)
@@ -109,7 +109,7 @@ def commit_policy(
     Every rank takes part; the first one commits, the others return None. hands_over: keep the folder in memory, for an
     engine on this machine.
     """
-    with _place(hands_over and trainer.is_first) as folder:
+    with _place(_room(job) if hands_over and trainer.is_first else None) as folder:
         digest = _export(trainer, job, folder)
         if not trainer.is_first:
             return None
@@ -138,10 +138,15 @@ def _commit(job: Job, folder: Path, digest: str, version: int, metrics: dict[str
     return attempt.commit(content_digest=digest, metrics=metrics, facts=facts)
 
 
+def _room(job: Job) -> int:
+    """Bytes of a policy: those of the one it began from."""
+    return sum(entry.bytes for entry in job.input("base").files)
+
+
 @contextlib.contextmanager
-def _place(in_memory: bool) -> Iterator[Path]:
-    """A folder to write into: one in memory, which stays, or one that goes."""
-    if in_memory and (folder := handover.place()) is not None:
+def _place(room: int | None) -> Iterator[Path]:
+    """A folder to write into: with `room` one in memory for so many bytes, which stays, or else one that goes."""
+    if room is not None and (folder := handover.place(room)) is not None:
         yield folder
         return
     with TemporaryDirectory(prefix="rollbook-policy-") as name:

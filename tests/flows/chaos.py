@@ -131,6 +131,14 @@ class Running:
         self.until(lambda: self._on_record() > before)
         return Outcome(kill, into_s, time.monotonic() - killed, gone_s)
 
+    def restart(self) -> None:
+        """Kill the driver, and with it all it started; then the same command again."""
+        family = self.family()
+        self.driver.kill()
+        self._process.wait()
+        _wait_gone(family)
+        self._start()
+
     def _reach(self, kill: Kill) -> psutil.Process:
         """Bring the run to where it has handed the step to its resident, which is held."""
         k = kill.iteration

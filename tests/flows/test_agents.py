@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from data.config import PromptsConfig
@@ -189,11 +188,7 @@ def test_c21_killed_wherever_it_is_it_ends_alike(ahead: Ledger, desk: Callable[[
     mine = desk("ahead-killed")
     with Running(mine, ["run", str(config), "--set", "run=ahead"]) as running:
         running.until(running.manifest(0, "score").exists)
-        family = running.family()
-        running.driver.kill()
-        running.driver.wait()
-        psutil.wait_procs(family, timeout=60)
-        running._start()
+        running.restart()
         running.until(running.manifest(1, "score").exists)
         running.part("engine").kill()
         running.finish()

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from data.ledger import STEPS, Ledger
@@ -34,11 +33,7 @@ def test_c21_killed_between_the_two_it_ends_alike(desk: Callable[..., Any], fini
     mine = desk("handed-killed")
     with Running(mine, mine.small("engine.sync=tensor")) as running:
         running.until(running.manifest(0, "train").exists)
-        family = running.family()
-        running.driver.kill()
-        running.driver.wait()
-        psutil.wait_procs(family, timeout=60)
-        running._start()
+        running.restart()
         running.until(running.manifest(1, "train").exists)
         running.part("trainer 0").kill()
         running.finish()

@@ -1,6 +1,7 @@
 """Which prompts a generate step takes, and what their trajectories are called."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,11 @@ import pytest
 from data.config import PromptsConfig
 from data.manifest import ManifestError
 from data.prompts import load_source
-from tasks.generate import Draw, _roots
+from flows.config import load
+from infra import handover
+from tasks.generate import Draw, _generate, _roots
+from tasks.step import BrokenPromise
+from tests.recorder import SORT
 from tests.tasks.conftest import Bench
 
 
@@ -66,3 +71,37 @@ def test_an_altered_policy_is_refused_and_its_file_named(bench: Bench, tmp_path:
     with pytest.raises(ManifestError, match=f"{name}: altered: {words}"):
         job.load(policy, serve)
     assert engine.policy_digest is None
+
+
+def test_rollouts_wait_for_the_policy_that_was_handed_over(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are in memory, and its record is not there: nothing is entered. Once it is, the rollouts are."""
+    from models.engines.transformers import TransformersEngine
+    from models.toy import write_toy
+    from models.weights import read_tensors, tensors_digest
+
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(handover, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr("tasks.step.PROMISE_S", 0.1)
+    folder = handover.place(1)
+    assert folder is not None
+    write_toy(folder)
+    digest = tensors_digest(read_tensors(folder))
+    publish = bench.job("publish", "policy", {})
+    attempt = publish.attempt()
+    attempt.add_folder(folder)
+    handover.offer(folder, digest)
+    known = bench.rollouts(["a"])  # any manifest, to make the promise of
+    uri = bench.ledger.store.url_of(publish.address.manifest)
+    promised = known.model_copy(update={"uri": uri, "content_digest": digest, "files": ()})
+    address = bench.ledger.at(1, "generate")
+    job = replace(bench.job("generate", "rollouts", {"policy": promised}), address=address)
+    config = load(SORT, ["prompts.per_iteration=2"]).generation
+    arguments = (TransformersEngine(4, 1), job, Draw("train", 0, 2), config, None, 0, True)
+    with pytest.raises(BrokenPromise, match="not on record"):
+        _generate(*arguments)
+    assert bench.ledger.find(address) is None
+    policy = attempt.commit(content_digest=digest, facts={"policy_version": 0})
+    made = _generate(*arguments)
+    assert bench.ledger.find(address) == made and made.input_uris == {"policy": policy.uri}
