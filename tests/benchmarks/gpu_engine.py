@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from qwen_shape import FULL, TINY, write_model
 from safetensors.torch import load_file
+from said import say
 
 from data.config import EngineConfig
 from data.digest import file_digest
@@ -59,7 +60,6 @@ class Bench:
     engine: SGLangEngine
     vocabulary: int
     scale: int  # numbers of requests and tokens are divided by it
-    say: Callable[[str], None]
     last_s: float
     started: float = 0.0
     version: int = 0
@@ -242,9 +242,9 @@ def measure(bench: Bench, disk: list[Folder]) -> None:
     ):
         try:
             for line in section():
-                bench.say(line)
+                say(line)
         except (RuntimeError, ValueError, OSError):
-            bench.say(traceback.format_exc())
+            say(traceback.format_exc())
 
 
 def main() -> None:
@@ -252,15 +252,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a toy shape and few requests")
     tiny, began = parser.parse_args().tiny, time.perf_counter()
     sizes, scale = (TINY, 32) if tiny else (FULL, 1)
-    out = os.environ.get("OUT")
     patience = TINY_PATIENCE if tiny else 1
     faulthandler.dump_traceback_later(LIMIT_S * patience, exit=True)
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-        if out:
-            with (Path(out) / "gpu_engine.txt").open("a") as file:
-                file.write(line + "\n")
 
     with tempfile.TemporaryDirectory() as name:
         disk = write_policies(Path(name), sizes)
@@ -268,7 +261,7 @@ def main() -> None:
         say(f"{where}, torch {torch.__version__}; policies written in {time.perf_counter() - began:.0f} s")
         config = EngineConfig(kind="sglang", batch=BATCH, memory=0.4, timeout_s=240.0)
         engine = SGLangEngine(config, threads=os.cpu_count() or 1)
-        bench = Bench(engine, sizes["vocab_size"], scale, say, LAST_S * patience)
+        bench = Bench(engine, sizes["vocab_size"], scale, LAST_S * patience)
         try:
             say(f"SGLang {engine.version}: started and proven in {bench.update(disk[0], {}):.0f} s")
             bench.started = time.perf_counter()

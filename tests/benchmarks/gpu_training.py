@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 from qwen_shape import FULL, TINY, write_model
+from said import say
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from data.config import CriticConfig, LayoutConfig, OptimizerConfig, TrainConfig
@@ -207,12 +208,6 @@ def main() -> None:
 
     def clock() -> float:
         return time.perf_counter() - started
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-        if out:
-            with (Path(out) / "gpu_training.txt").open("a") as file:
-                file.write(line + "\n")
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "policy"

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from said import say
 
 from data.config import LayoutConfig
 from data.ids import child, root_id
@@ -166,20 +167,14 @@ def main() -> None:
         medians = [*map(statistics.median, zip(*rows, strict=True)), whole]
         lines.append(f"{name:12}" + "".join(f"{seconds:12.3f}" for seconds in medians))
     lines.append(f"iteration: {product / by_hand:.2f} times the script's (medians of {len(walls)})")
-    _say(lines)
+    for line in lines:
+        say(line)
 
 
 def _plain(config: RunConfig, k: int) -> bool:
     """Whether it is an iteration like most others."""
     every = config.evaluate.every
     return (k + 1) % config.checkpoint.every != 0 and not (every and (k % every == 0 or (k + 1) % every == 0))
-
-
-def _say(lines: list[str]) -> None:
-    """Also into $OUT, where that is set."""
-    print("\n".join(lines))
-    if out := os.environ.get("OUT"):
-        (Path(out) / "iteration.txt").write_text("\n".join(lines) + "\n")
 
 
 def base_of(store: Path) -> Path:

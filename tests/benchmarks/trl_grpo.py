@@ -52,6 +52,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZE
 import numpy as np
 import torch
 import transformers
+from said import say
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -349,10 +350,8 @@ def main() -> None:
         held_out = in_own_process(evaluate, c, problems, [base, *(course.policy for course in courses.values())])
     lines = [*introduction(c), *table(c, courses, held_out)]
     lines.append(f"held-out: {problems} problems, one answer sampled, one greedy; ± standard error over problems")
-    print("\n".join(["", *lines]))
-    if out := os.environ.get("OUT"):
-        with (Path(out) / "trl_grpo.txt").open("a") as file:
-            file.write("\n".join(["$ " + json.dumps(sys.argv), *lines, "\n"]))
+    for line in ("", "$ " + json.dumps(sys.argv), *lines):
+        say(line)
 
 
 if __name__ == "__main__":
