@@ -160,8 +160,10 @@ def handed_rollouts(
         return None
     started = time.perf_counter()
     promised = hand_over(run, k, state, head.base, c.train, c.critic)
+    if promised is None:
+        return None
     run.handing_s[k] = time.perf_counter() - started
-    return partial(generate, run, k + 1, promised, c.generation, rollouts) if promised is not None else None
+    return partial(generate, run, k + 1, promised, c.generation, rollouts)
 
 
 def may_go_ahead(c: RunConfig, run: Run, k: int) -> bool:

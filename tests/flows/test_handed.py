@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from data.ledger import STEPS, Ledger
 from data.store import Store
+from data.summary import summarize_iteration
 from tests.flows.chaos import Running, require_equal
 
 ITERATIONS = 3  # of the small run
@@ -25,6 +27,8 @@ def test_it_is_the_run_that_it_would_be(home: Path, rollbook: Callable[..., str]
         assert after["generate"].created_at > before["publish"].created_at
     shown = [iteration["metrics"] for iteration in json.loads(rollbook("show", "handed", "--json"))["iterations"]]
     assert ["seconds/handing" in metrics for metrics in shown] == [True, True, False]  # none comes after the last
+    assert " hand " not in finished[1]  # by the store nothing is handed over
+    assert not any("seconds/handing" in found.metrics for found in map(partial(summarize_iteration, twin), range(3)))
 
 
 @pytest.mark.slow
