@@ -65,7 +65,7 @@ class Wall:
 
     seconds: float
     waited: float = 0.0  # of these, at the end, for rollouts of the next iteration (pipelined)
-    ahead: bool = False  # its own rollouts were there before
+    before: tuple[str, ...] = ()  # steps that were on record when it began: rollouts made ahead, a resumed iteration's
     handing: float = 0.0  # of these, for the policy's way into memory, before it was recorded
     together: bool = False  # score and replay ran at the same time
 
@@ -93,9 +93,9 @@ class IterationSummary:
         timing, seconds = self.timing, self.seconds
         if timing is None:
             return None
-        inside = sum(s for step, s in seconds.items() if step != "generate" or not timing.ahead)
-        inside -= min(seconds.get("score", 0.0), seconds.get("replay", 0.0)) if timing.together else 0.0
-        return timing.seconds - inside - timing.waited - timing.handing
+        inside = {step: s for step, s in seconds.items() if step not in timing.before}
+        twice = min(inside.get("score", 0.0), inside.get("replay", 0.0)) if timing.together else 0.0
+        return timing.seconds - (sum(inside.values()) - twice) - timing.waited - timing.handing
 
     @property
     def metrics(self) -> dict[str, float]:

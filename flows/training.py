@@ -214,13 +214,13 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
 
     def body(iteration: int) -> Head:
         opened.run.get_ready()
-        ahead = opened.run.ledger.find(opened.run.ledger.at(iteration, "generate")) is not None
+        before = tuple(manifest.step for manifest in opened.run.ledger.steps(iteration))
         started = time.perf_counter()
         after = one_iteration(opened.config, opened.run, iteration, head)
         if after.recorded and not opened.run.shares(iteration):
             run, seconds = opened.run, time.perf_counter() - started
             waited, handing = run.waited_s.get(iteration, 0.0), run.handing_s.get(iteration, 0.0)
-            note_wall(run.ledger, iteration, Wall(seconds, waited, ahead, handing, together=True))
+            note_wall(run.ledger, iteration, Wall(seconds, waited, before, handing, together=True))
         tell_iteration(opened.tracker, opened.run.ledger, iteration)
         summary = summarize_iteration(opened.run.ledger, iteration)
         log.info(iteration_line(summary))

@@ -130,7 +130,7 @@ def train_with_rollbook(c: RunConfig, config: str, overrides: list[str]) -> tupl
     """The policy that it began from, and how it went."""
     started = time.perf_counter()
     asked = [argument for pair in overrides for argument in ("--set", pair)]
-    environment = os.environ | {"PYTHONPATH": "."}
+    environment = os.environ | {"PYTHONPATH": f".:{os.environ.get('PYTHONPATH', '')}"}
     subprocess.run([sys.executable, "-m", "flows.cli", "run", config, *asked], env=environment, check=True)
     process_s = time.perf_counter() - started
     run = open_run(c.run)
