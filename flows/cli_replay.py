@@ -78,12 +78,12 @@ def _which(home: Home, name: str, iteration: int | None) -> tuple[str, int]:
 def _verify(ledger: Ledger, iteration: int, first: str, through: str, as_json: bool) -> None:
     """Exit code 1 unless every step came out as it is on record."""
     from flows import replaying
-    from flows.launch import prepare
+    from flows.launch import at_hand
 
     replaying.require_order(first, through)
     replaying.require_iteration(ledger, iteration)
-    prepare()
-    checks = replaying.verify_steps(replaying.recorded_config(ledger), iteration, first, through)
+    with at_hand():
+        checks = replaying.verify_steps(replaying.recorded_config(ledger), iteration, first, through)
     passed = all(check.passed for check in checks)
     if as_json:
         print(json.dumps({"passed": passed, "steps": [check.as_json() for check in checks]}))
@@ -124,15 +124,15 @@ def sweep(
     """Variants of advantages and training over the same stored rollouts. What variants share is made once."""
     home, opened = open_store(store, store_endpoint)
     from flows import replaying, sweeping
-    from flows.launch import prepare
+    from flows.launch import at_hand
     from infra.plots import dots_png
 
     run, number = _which(home, name, iteration)
     ledger = Ledger(opened, run)
     replaying.require_iteration(ledger, number)
     config = replaying.recorded_config(ledger)
-    prepare()
-    found = sweeping.sweep(config, number, grid, held_out)
+    with at_hand():
+        found = sweeping.sweep(config, number, grid, held_out)
     shown = sweeping.telling(found)
     title = f"{run}, iteration {number}: {', '.join(grid)}"
     columns = {metric: [v.metrics.get(metric, float("nan")) for v in found] for metric in shown}
@@ -164,15 +164,15 @@ def rescore(
     """Another reward function over stored rollouts: how rewards and advantages would have been."""
     home, opened = open_store(store, store_endpoint)
     from flows import replaying, rescoring
-    from flows.launch import prepare
+    from flows.launch import at_hand
     from infra.plots import lines_png
 
     ledger = Ledger(opened, name)
     before: Any = require_record(ledger).config["reward"]
     config = replaying.recorded_config(ledger, [*(overrides or []), f"reward.scorer={scorer}"])
     chosen = rescoring.choose(ledger, iterations)
-    prepare()
-    found = rescoring.rescore(config, chosen)
+    with at_hand():
+        found = rescoring.rescore(config, chosen)
     title = f"{name}: mean reward by {before['scorer']} (before) and {scorer} (after)"
     means = {when: [r.metrics.get(f"reward/{when}", float("nan")) for r in found] for when in ("before", "after")}
     told = _Told(

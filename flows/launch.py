@@ -1,7 +1,9 @@
 """From a checked config to a finished run, in a terminal."""
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -20,7 +22,7 @@ from infra.driver import busy, holder_of, log_to_terminal, spare_farewells
 from infra.home import Home
 from infra.orphans import attend
 from tasks.import_model import import_model
-from tasks.step import OTHER_SOURCE, Note
+from tasks.step import OTHER_SOURCE, Note, Run
 
 log = logging.getLogger("rollbook")
 IMPORT_RUN = "import"  # names a fleet, never a folder in the store
@@ -31,6 +33,11 @@ def plan(config: RunConfig, through: str | None = None) -> list[Note]:
 
     Raises RunConflict or StepConflict if the run is on record with other settings.
     """
+    return _planned(config, through).notes
+
+
+def _planned(config: RunConfig, through: str | None) -> Run:
+    """The run, with the notes of its plan."""
     from flows import training
 
     home = Home.find()
@@ -41,7 +48,7 @@ def plan(config: RunConfig, through: str | None = None) -> list[Note]:
     if through is not None:
         run.only_through(through, config.iterations - 1)
     training.plan(config, run)
-    return run.notes
+    return run
 
 
 def launch(config: RunConfig, console: Console, through: str | None = None) -> None:
@@ -49,9 +56,9 @@ def launch(config: RunConfig, console: Console, through: str | None = None) -> N
     started = time.perf_counter()
     log_to_terminal(console)
     _require_free(config)
-    notes = plan(config, through)
-    waiting = [note for note in notes if not note.recorded]
-    if old := sum(note.reason == OTHER_SOURCE for note in notes):
+    run = _planned(config, through)
+    waiting = [note for note in run.notes if not note.recorded]
+    if old := sum(note.reason == OTHER_SOURCE for note in run.notes):
         console.print(
             f"{old} steps on record were made by another version of Rollbook's source. They are not made again: "
             "after a change that matters, take a new name with --set run=NAME",
@@ -64,8 +71,7 @@ def launch(config: RunConfig, console: Console, through: str | None = None) -> N
             f"{config.run}: {_first(waiting[0])}. Starting Prefect, Ray and the models takes half a minute.",
             soft_wrap=True,
         )
-        prepare()
-        with _Terminal(config, console):
+        with _Terminal(config, console), at_hand(run):
             _train(config, through)
     else:
         from flows import training
@@ -113,12 +119,22 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
         return import_model(run, path)
 
 
-def prepare() -> None:
-    """Before Prefect starts, or is asked: what outlives this process watches it, and a server that is set answers."""
-    from infra.prefect_tasks import require_prefect
+@contextlib.contextmanager
+def at_hand(run: Run | None = None) -> Iterator[None]:
+    """Where flows can run: what outlives this process watches it, and a Prefect server answers.
+
+    The residents of `run` load their libraries meanwhile, for the session that the flow opens.
+    """
+    from infra.prefect_tasks import prefect_at_hand
 
     attend()
-    require_prefect()
+    with contextlib.ExitStack() as stack:
+        if run is not None:
+            stack.callback(run.fleet.close)
+            sessions.begun[run.name] = run.fleet
+            stack.callback(sessions.begun.clear)
+        stack.enter_context(prefect_at_hand(Home.find(), run.warm if run is not None else None))
+        yield
 
 
 def _train(config: RunConfig, through: str | None) -> None:

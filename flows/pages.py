@@ -10,7 +10,6 @@ from typing import Any
 from data.ledger import Ledger
 from data.report import report
 from data.summary import ERROR, IterationSummary, with_error
-from infra.plots import histogram_png
 from infra.report.page import page
 
 SHORT = {
@@ -21,6 +20,12 @@ SHORT = {
     "train": "train",
     "publish": "pub",
 }
+
+
+def _histogram(path: Path, **told: Any) -> None:
+    from infra.plots import histogram_png  # matplotlib is loaded by whoever draws
+
+    histogram_png(path, **told)
 
 
 def artifact_key(run: str) -> str:
@@ -78,7 +83,7 @@ def iteration_files(ledger: Ledger, summary: IterationSummary) -> dict[str, Call
     if found is not None and found["measured"]:
         title = f"{ledger.run}, iteration {summary.iteration}: engine against trainer"
         label = "Δ log-prob, trainer - engine, nats"
-        draw = partial(histogram_png, title=title, label=label, edges=found["edges"], counts=found["counts"])
+        draw = partial(_histogram, title=title, label=label, edges=found["edges"], counts=found["counts"])
         made["plots/mismatch.png"] = draw
     return made
 

@@ -16,7 +16,6 @@ from infra.claims import Claim
 from infra.driver import Holder, driving, require_going_on
 from infra.home import Home
 from infra.orphans import attend
-from infra.plots import curves_png
 from infra.prefect_tasks import Pages
 from infra.ray_session import Fleet
 from infra.tracking import Tracker
@@ -41,6 +40,8 @@ class Session:
 
     def keep_curves(self) -> None:
         """The run's curves, as PNG in its folder and among its MLflow artifacts."""
+        from infra.plots import curves_png  # matplotlib is loaded when it is needed
+
         png = self.home.run_folder(self.config.run) / "curves.png"
         curves_png(png, summarize(self.run.ledger))
         self.tracker.artifact("plots", png)
@@ -48,6 +49,8 @@ class Session:
 
 # Told of each step before it runs; a terminal sets it to show progress.
 watchers: list[Callable[[Note], None]] = []
+# By run, residents that are loading their libraries already; a launcher sets it while it waits for Prefect.
+begun: dict[str, Fleet] = {}
 
 
 @contextlib.contextmanager
@@ -131,7 +134,7 @@ def make_run(config: RunConfig, ledger: Ledger, home: Home) -> Run:
         name=config.run,
         seed=config.seed,
         ledger=ledger,
-        fleet=Fleet(config.resources.ray_address),
+        fleet=begun.pop(config.run, None) or Fleet(config.resources.ray_address),
         cache=home.cache,
         engine=engine_role(config.engine, config.resources, bool(config.sampling.stop)),
         trainer=trainer_role(config.resources, config.layout),

@@ -1,12 +1,12 @@
 """Prefect: a step as a task run, and the page that a person reads about an iteration."""
 
+import contextlib
 import json
 import logging
-import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
@@ -33,12 +33,18 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.context import FlowRunContext, TaskRunContext
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from infra.home import Home
 from infra.ray_session import WorkerLost
+from infra.servers import own_prefect
 
 log = logging.getLogger("rollbook")
 LOST_WORKER_RETRIES = 2
 HEALTH_S = 10.0
+FAREWELL_S = 15.0  # for what Prefect has yet to tell its server
 Unanswered = httpx.HTTPError  # what Prefect's client raises when its server is gone
 
 
@@ -173,9 +179,34 @@ def suspended_before() -> str | None:
     return next((str(run.id) for run in found if run.id != context.flow_run.id), None)
 
 
+@contextlib.contextmanager
+def prefect_at_hand(home: Home, meanwhile: Callable[[], object] | None = None) -> Iterator[None]:
+    """Where flows can run: a Prefect server answers, the one that is set, or else one of our own until the end.
+
+    `meanwhile` is called while that one starts. Raises ConnectionError or ServerError if there is none.
+    """
+    if PREFECT_API_URL.value():
+        require_prefect()
+        if meanwhile is not None:
+            meanwhile()
+        yield
+        return
+    with own_prefect(home) as server:
+        if meanwhile is not None:
+            meanwhile()
+        server.await_ready()
+        with temporary_settings({PREFECT_API_URL: server.url}):
+            try:
+                yield
+            finally:
+                if server.lives:  # to a dead one each event would be offered for 7 s
+                    APILogWorker.drain_all(timeout=FAREWELL_S, at_exit=False)
+                    EventsWorker.drain_all(timeout=FAREWELL_S, at_exit=False)
+
+
 def require_prefect() -> None:
     """Raises ConnectionError if a Prefect server is set and does not answer at all."""
-    url = os.environ.get("PREFECT_API_URL")
+    url = PREFECT_API_URL.value()
     if not url:
         return
     try:

@@ -1,4 +1,4 @@
-"""`rollbook up`: the MLflow and Prefect servers of one home, on loopback, in the foreground.
+"""`rollbook up`: the MLflow and Prefect servers of one home, on loopback; and a Prefect server for one command.
 
 SQLite unless the environment names another database: MLFLOW_TRACKING_URI, PREFECT_SERVER_DATABASE_CONNECTION_URL.
 """
@@ -63,6 +63,40 @@ def serving(home: Home, mlflow_port: int, prefect_port: int) -> Iterator[tuple[S
             return next((name for name, p in (("MLflow", mlflow), ("Prefect", prefect)) if p.poll() is not None), None)
 
         yield servers, ended
+
+
+@dataclass(frozen=True)
+class OwnPrefect:
+    """A Prefect server that lives as long as one command."""
+
+    url: str  # of its API
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
+
+    def await_ready(self) -> None:
+        """Raises ServerError if it does not come up."""
+        _await("Prefect", f"{self.url}/health", self.process, self.log)
+
+
+@contextlib.contextmanager
+def own_prefect(home: Home) -> Iterator[OwnPrefect]:
+    """It has been started, and need not answer yet. Without pages: nobody could look at them for long.
+
+    Prefect's client would start such a server too; but only once the flow begins, after it has loaded the whole server
+    into the caller (3 s of CPU), and in the caller's process group, where Ctrl-C ends it before the flow.
+    """
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    app = ["--factory", "prefect.server.api.server:create_app", "--lifespan", "on", "--log-level", "error"]
+    command = [sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)]
+    how = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    with _process("prefect", command, home, how) as process:
+        yield OwnPrefect(f"http://{HOST}:{port}/api", process, home.root / "prefect.log")
 
 
 def _mlflow_command(home: Home, port: int) -> list[str]:

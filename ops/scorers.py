@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-import math_verify
-
 # math-verify can only time itself out by signals, which workers cannot use, and says so at each start.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -72,6 +70,8 @@ def math(prediction: str, reference: str) -> Score:
 
     Raises ValueError for a reference that math-verify cannot read.
     """
+    import math_verify  # with sympy, which takes a second that no other scorer needs
+
     expected = math_verify.parse(f"\\boxed{{{reference}}}", parsing_timeout=NO_TIMEOUT)
     if not expected:
         raise ValueError(f"reference {reference!r}: math-verify reads no expression in it; fix the data set")

@@ -1,5 +1,7 @@
 """advantages: rollouts + rewards + replays -> advantages. All arithmetic is in ops."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -7,12 +9,14 @@ import pyarrow.compute as pc
 from data.config import AdvantageConfig
 from data.manifest import Manifest
 from infra.timed_pool import TimedPool
-from ops.advantages import AdvantageBatch, AdvantageColumns, AdvantageOptions, estimate
 from ops.metrics import advantage_metrics, group_metrics
 from ops.ragged import from_arrow
 from ops.rewards import scored
 from ops.turns import value_mask
 from tasks.step import Job, Pending, Run, Step, perform, require_same_rows, unless_given
+
+if TYPE_CHECKING:
+    from ops.advantages import AdvantageBatch, AdvantageColumns
 
 STEP = Step("advantages", version=1, kind="advantages")
 READ = {
@@ -46,6 +50,8 @@ def estimate_advantages(
 
 
 def _advantages(worker: TimedPool, job: Job, config: AdvantageConfig) -> Manifest:
+    from ops.advantages import AdvantageBatch, AdvantageOptions, estimate
+
     del worker  # only its process is needed: it has the compiled GAE loaded
     rollouts, rewards, replays = (job.table(name, columns) for name, columns in READ.items())
     require_same_rows(rollouts, rewards, replays)
@@ -67,7 +73,7 @@ def _advantages(worker: TimedPool, job: Job, config: AdvantageConfig) -> Manifes
     return attempt.commit(metrics=_metrics(columns, batch, config.step_unit))
 
 
-def _metrics(columns: AdvantageColumns, batch: AdvantageBatch, step_unit: str) -> dict[str, float]:
+def _metrics(columns: "AdvantageColumns", batch: "AdvantageBatch", step_unit: str) -> dict[str, float]:
     values = None if batch.values is None else from_arrow(batch.values, "values")
     returns = None if columns.returns is None else from_arrow(columns.returns, "returns")
     advantages = from_arrow(columns.token_advantages, "token_advantages")

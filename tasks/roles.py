@@ -1,5 +1,6 @@
 """The residents of a run and how each is made. Heavy libraries load in the resident, never in the driver."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from data.config import EngineConfig, LayoutConfig, ResourcesConfig
@@ -42,4 +43,5 @@ def make_trainer(rank: int, world: int, rendezvous: str, threads: int, layout: L
 
 
 def make_worker(scorer_processes: int) -> TimedPool:
+    importlib.import_module("ops.advantages")  # which compiles GAE
     return TimedPool(scorer_processes)

@@ -33,9 +33,11 @@ class Scored:
 
 
 def load_scorer(scorer: Scorer) -> None:
-    """Run a user's file once in this process, or load what asks a judge. Raises UserCodeError if the file fails."""
+    """Run a user's file once in this process, or load what the scorer needs. Raises UserCodeError if the file fails."""
     if isinstance(scorer, UserCode):
         _ = scorer.function
+    if scorer == "math":
+        importlib.import_module("math_verify")  # takes a second
     if isinstance(scorer, JudgeConfig):
         importlib.import_module("infra.judge")
 

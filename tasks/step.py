@@ -20,7 +20,6 @@ from data.provenance import code_digest
 from data.request import Address, Request
 from data.tables import read_table
 from data.user_code import UserCode
-from infra.prefect_tasks import as_task
 from infra.ray_session import Fleet, Role
 
 type StepFunction[**Rest] = Callable[Concatenate["Run", int, Rest], "Manifest | Pending"]
@@ -319,6 +318,8 @@ def perform(
         del key, inputs  # for the reader of Prefect's page
         run.warm()
         return run.fleet.run(role, _body, body, run.ledger, address, request, run.cache, args)
+
+    from infra.prefect_tasks import as_task  # for the driver alone: residents import this module too
 
     digests = dict(request.input_digests)
     made = as_task(step.name, call, key=request.key, inputs=digests)
