@@ -99,7 +99,7 @@ def require_server() -> str:
         raise ConnectionError(
             "no Prefect server: start one with `rollbook up` in another terminal, or set PREFECT_API_URL"
         )
-    require_prefect()
+    require_prefect(url)
     return url
 
 

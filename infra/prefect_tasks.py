@@ -185,8 +185,8 @@ def prefect_at_hand(home: Home, meanwhile: Callable[[], object] | None = None) -
 
     `meanwhile` is called while that one starts. Raises ConnectionError or ServerError if there is none.
     """
-    if PREFECT_API_URL.value():
-        require_prefect()
+    if url := PREFECT_API_URL.value():
+        require_prefect(url)
         if meanwhile is not None:
             meanwhile()
         yield
@@ -204,11 +204,8 @@ def prefect_at_hand(home: Home, meanwhile: Callable[[], object] | None = None) -
                     EventsWorker.drain_all(timeout=FAREWELL_S, at_exit=False)
 
 
-def require_prefect() -> None:
-    """Raises ConnectionError if a Prefect server is set and does not answer at all."""
-    url = PREFECT_API_URL.value()
-    if not url:
-        return
+def require_prefect(url: str) -> None:
+    """Raises ConnectionError if the Prefect server whose API is at `url` does not answer at all."""
     try:
         urllib.request.urlopen(f"{url}/health", timeout=HEALTH_S).close()
     except urllib.error.HTTPError:  # it answers; it may want a key, which Prefect's client has

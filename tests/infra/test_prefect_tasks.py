@@ -9,22 +9,18 @@ from tests.faults import Answers, proxy_to
 from tests.seaweed import free_ports
 
 
-def test_a_prefect_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefect_that_is_not_there_is_named() -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}/api"
-    monkeypatch.setenv("PREFECT_API_URL", url)
     with pytest.raises(ConnectionError, match=f"Prefect at {url} does not answer .*`rollbook up`, or unset") as raised:
-        require_prefect()
+        require_prefect(url)
     assert "\n" not in str(raised.value)
-    monkeypatch.delenv("PREFECT_API_URL")
-    require_prefect()
 
 
 @pytest.mark.parametrize("status", [200, 401, 503])
-def test_one_that_answers_is_left_to_prefects_client(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_one_that_answers_is_left_to_prefects_client(status: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as behind, proxy_to(behind.getsockname()[1]) as proxy:
-        monkeypatch.setenv("PREFECT_API_URL", f"{proxy.url}/api")
         with proxy.breaking(Answers("GET", "/api/health", status=status)) as broken:
-            require_prefect()
+            require_prefect(f"{proxy.url}/api")
         assert broken.count == 1
 
 
