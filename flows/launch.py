@@ -1,6 +1,7 @@
 """From a checked config to a finished run, in a terminal."""
 
 import contextlib
+import importlib
 import logging
 import time
 from collections.abc import Iterator
@@ -123,7 +124,7 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
 def at_hand(run: Run | None = None) -> Iterator[None]:
     """Where flows can run: what outlives this process watches it, and a Prefect server answers.
 
-    The residents of `run` load their libraries meanwhile, for the session that the flow opens.
+    The residents of `run` and this process load their libraries meanwhile, for the session that the flow opens.
     """
     from infra.prefect_tasks import prefect_at_hand
 
@@ -133,7 +134,13 @@ def at_hand(run: Run | None = None) -> Iterator[None]:
             stack.callback(run.fleet.close)
             sessions.begun[run.name] = run.fleet
             stack.callback(sessions.begun.clear)
-        stack.enter_context(prefect_at_hand(Home.find(), run.warm if run is not None else None))
+
+        def load() -> None:
+            if run is not None:
+                run.warm()
+            importlib.import_module("infra.tracking")  # MLflow
+
+        stack.enter_context(prefect_at_hand(Home.find(), load))
         yield
 
 

@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.ledger import Ledger, changes
 from data.store import Store
@@ -18,10 +18,12 @@ from infra.home import Home
 from infra.orphans import attend
 from infra.prefect_tasks import Pages
 from infra.ray_session import Fleet
-from infra.tracking import Tracker
 from tasks.roles import engine_role, trainer_role, worker_role
 from tasks.state import finish_copies
 from tasks.step import Note, Run
+
+if TYPE_CHECKING:
+    from infra.tracking import Tracker
 
 log = logging.getLogger("rollbook")
 
@@ -30,7 +32,7 @@ log = logging.getLogger("rollbook")
 class Session:
     config: RunConfig
     run: Run
-    tracker: Tracker
+    tracker: "Tracker"
     pages: Pages
     home: Home
 
@@ -102,7 +104,9 @@ def open_ledger(config: RunConfig, home: Home) -> Ledger:
     return Ledger(store, config.run)
 
 
-def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> Tracker:
+def open_tracker(config: RunConfig, ledger: Ledger, home: Home) -> "Tracker":
+    from infra.tracking import Tracker  # with MLflow, which takes seconds and no plan needs
+
     params = config.model_dump(mode="json")
     return Tracker(
         home.tracking_uri,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prefect import flow
 
@@ -17,7 +18,6 @@ from flows.pages import artifact_key, iteration_files, iteration_line, iteration
 from flows.pipelining import both, meanwhile
 from flows.session import Session, session
 from infra.prefect_tasks import as_task
-from infra.tracking import IterationRecord, Tracker
 from tasks.advantages import estimate_advantages
 from tasks.evaluate import evaluate
 from tasks.generate import generate
@@ -29,6 +29,9 @@ from tasks.score import score
 from tasks.step import Pending, Run
 from tasks.train import train as train_on
 from tasks.warm_start import warm_start
+
+if TYPE_CHECKING:
+    from infra.tracking import IterationRecord, Tracker
 
 log = logging.getLogger("rollbook")
 
@@ -231,10 +234,12 @@ def run_iteration(opened: Session, k: int, head: Head) -> Head:
     return as_task(f"iteration-{k}", body, iteration=k)
 
 
-def tell_iteration(tracker: Tracker, ledger: Ledger, k: int) -> None:
+def tell_iteration(tracker: "Tracker", ledger: Ledger, k: int) -> None:
     """MLflow is told, behind, of an iteration that it lacks."""
 
-    def make() -> IterationRecord:
+    def make() -> "IterationRecord":
+        from infra.tracking import IterationRecord
+
         summary = summarize_iteration(ledger, k)
         return IterationRecord(
             k,
@@ -249,7 +254,7 @@ def tell_iteration(tracker: Tracker, ledger: Ledger, k: int) -> None:
     tracker.iteration(k, make)
 
 
-def tell_evaluation(tracker: Tracker, ledger: Ledger, k: int, found: Evaluation) -> None:
+def tell_evaluation(tracker: "Tracker", ledger: Ledger, k: int, found: Evaluation) -> None:
     """MLflow is told, behind, of the figures, and of the answers that it lacks."""
     tracker.evaluation(k, found, lambda: [of_evaluation(ledger, rewards) for rewards in found.rewards.values()])
 

@@ -180,20 +180,18 @@ def suspended_before() -> str | None:
 
 
 @contextlib.contextmanager
-def prefect_at_hand(home: Home, meanwhile: Callable[[], object] | None = None) -> Iterator[None]:
+def prefect_at_hand(home: Home, meanwhile: Callable[[], object]) -> Iterator[None]:
     """Where flows can run: a Prefect server answers, the one that is set, or else one of our own until the end.
 
     `meanwhile` is called while that one starts. Raises ConnectionError or ServerError if there is none.
     """
     if url := PREFECT_API_URL.value():
         require_prefect(url)
-        if meanwhile is not None:
-            meanwhile()
+        meanwhile()
         yield
         return
     with own_prefect(home) as server:
-        if meanwhile is not None:
-            meanwhile()
+        meanwhile()
         server.await_ready()
         with temporary_settings({PREFECT_API_URL: server.url}):
             try:
