@@ -1,6 +1,6 @@
 """What a killed driver leaves behind: a small process, started first, outlives it and ends what does not end itself.
 
-Ray's processes do, two of them after a minute; Prefect's temporary server never does.
+Ray's processes do, two of them after a minute; the run's own Prefect server never does.
 """
 
 import contextlib

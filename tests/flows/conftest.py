@@ -3,20 +3,26 @@
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from data.ledger import Ledger
 from data.manifest import Manifest
 from data.store import Store
+from infra.home import Home
 from infra.ray_session import Fleet
+from infra.servers import own_prefect
 
 ROOT = Path(__file__).parents[2]
 SORT = ROOT / "flows" / "configs" / "sort.toml"
@@ -84,17 +90,42 @@ class Desk:
 
 
 @pytest.fixture(scope="session")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Desk]:
+def prefect_server() -> Iterator[None]:
+    """One for the flows that run in this process: each command would start its own."""
+    home = Home.find()
+    home.prepare()
+    with own_prefect(home) as server:
+        server.await_ready()
+        with temporary_settings({PREFECT_API_URL: server.url}):
+            yield
+
+
+@pytest.fixture(scope="session")
+def databases(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that was never used, but for its databases: to lay them out takes Prefect and MLflow 10 s and more."""
+    root = tmp_path_factory.mktemp("databases")
+    (root / "prefect").mkdir()
+    laid_out = Home.find().prefect / "prefect.db"
+    with closing(sqlite3.connect(laid_out)) as mine, closing(sqlite3.connect(root / "prefect/prefect.db")) as copy:
+        mine.backup(copy)
+    MlflowClient(f"sqlite:///{root}/mlflow.db").search_experiments()
+    return root
+
+
+@pytest.fixture(scope="session")
+def desk(databases: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Desk]:
     def make(name: str, **variables: str) -> Desk:
-        return Desk(tmp_path_factory.mktemp(name), variables)
+        folder = tmp_path_factory.mktemp(name)
+        shutil.copytree(databases, folder / ".rollbook")
+        return Desk(folder, variables)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def finished(desk: Callable[..., Desk]) -> tuple[Desk, str]:
-    """An undisturbed small run in a fresh folder, and what it printed."""
-    made = desk("finished")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Desk, str]:
+    """An undisturbed small run in a folder where nothing is, not even databases; and what it printed."""
+    made = Desk(tmp_path_factory.mktemp("finished"))
     return made, made.run()
 
 
@@ -110,7 +141,9 @@ class SharedFleet(Fleet):
 
 
 @pytest.fixture(scope="module")
-def home(finished: tuple[Any, str], fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(
+    finished: tuple[Any, str], fleet: Fleet, prefect_server: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """A copy of the finished small run, as the home of this process, with residents that its tests share."""
     root = tmp_path_factory.mktemp("replaying") / ".rollbook"
     shutil.copytree(finished[0].folder / ".rollbook/store", root / "store")

@@ -15,6 +15,7 @@ import pytest
 from tests.flows.chaos import STEPS, Kill, Running, require_equal
 
 ITERATIONS = 8
+RESIDENTS = ["engine", "trainer 0", "worker"]
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,23 @@ def stopped(desk: Callable[[str], Any]) -> Stopped:
     return Stopped(mine, driver.pid, status, busy, stop, said, driver.returncode)
 
 
-def kills_of_today() -> list[Kill]:
-    """Each process once, each in another step; the commit, or else the day, turns to the next four of 24."""
+def kills_of_today(residents: int) -> list[Kill]:
+    """So many residents, then the driver, each in another step; the commit, or else the day, turns to the next ones."""
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     turn = int(asked.stdout, 16) if asked.returncode == 0 else datetime.date.today().toordinal()
-    victims = ("engine", "trainer 0", "worker", "driver")  # that one last: all others then die with it
+    first = turn // len(STEPS) % len(RESIDENTS)
+    victims = [*(RESIDENTS * 2)[first : first + residents], "driver"]  # that one last: all others then die with it
     return [Kill(victim, STEPS[(turn + i) % len(STEPS)], 1 + 2 * i, turn % 2**32) for i, victim in enumerate(victims)]
 
 
-def test_c21_run_whose_every_process_was_killed_ends_as_the_undisturbed_one(
-    desk: Callable[[str], Any], stopped: Stopped
+@pytest.mark.parametrize("residents", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_c21_run_whose_processes_were_killed_ends_as_the_undisturbed_one(
+    desk: Callable[[str], Any], stopped: Stopped, residents: int
 ) -> None:
     """Its residents are cold again and again, the other's stay warm. What was on record is not made again."""
-    mine = desk("killed")
-    with Running(mine, mine.small(f"iterations={ITERATIONS}")) as running:
-        for kill in kills_of_today():
+    mine, iterations = desk(f"killed-{residents}"), 2 * residents + 2
+    with Running(mine, mine.small(f"iterations={iterations}")) as running:
+        for kill in kills_of_today(residents):
             before = {path: path.stat().st_mtime_ns for path in manifests(mine)}
             running.kill(kill)
             assert {path: path.stat().st_mtime_ns for path in before} == before, kill
@@ -73,7 +76,7 @@ def test_c21_run_whose_every_process_was_killed_ends_as_the_undisturbed_one(
     # A stopped worker is let go by the kernel when its driver dies, and may still finish the step that it was in.
     possible = (kill.step, STEPS[(STEPS.index(kill.step) + 1) % len(STEPS)])
     assert running.repeated()[0] in possible and kill.victim == "driver"
-    require_equal(mine.ledger, stopped.desk.ledger, ITERATIONS)
+    require_equal(mine.ledger, stopped.desk.ledger, iterations)
     starts = mine.ledger.store.list_dirs("small/drivers")
     assert starts == ["000001", "000002"]  # and each was a driver's claim to the run
 
