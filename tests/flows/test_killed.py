@@ -2,7 +2,6 @@
 
 import datetime
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,26 +96,6 @@ def test_stop_ends_cleanly_and_the_command_resumes(stopped: Stopped) -> None:
     assert mine.json("ls")["runs"][0]["status"] == "stopped"
     assert "nothing to stop" in mine.rollbook("stop", "small", code=1)
     assert "reward" in mine.rollbook("logs", "small")
-    iterate_alone(mine, mine.json("ls")["runs"][0]["iterations"])
-
-
-def iterate_alone(desk: Any, iteration: int) -> None:
-    """The flow `iterate` does the next iteration, and refuses one whose predecessors are missing."""
-    config = desk.small("iterations=500")
-    code = (
-        "from infra.home import Home; Home.find().set_environment(); Home.find().prepare()\n"
-        "import sys; from flows.config import load; from flows.training import iterate\n"
-        "iterate(load(sys.argv[1], sys.argv[4::2]), int(sys.argv[2]))"
-    )
-
-    def call(number: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, config[1], str(number), *config[2:]]
-        return subprocess.run(
-            command, cwd=desk.folder, env=desk.environment, capture_output=True, text=True, timeout=300
-        )
-
-    refused = call(iteration + 1)
-    assert refused.returncode != 0 and f"iteration {iteration} is not on record" in refused.stderr
-    done = call(iteration)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert desk.json("ls")["runs"][0]["iterations"] == iteration + 1
+    done = mine.json("ls")["runs"][0]["iterations"]
+    mine.run(f"iterations={done + 1}")
+    assert mine.json("ls")["runs"][0]["iterations"] == done + 1
