@@ -188,6 +188,8 @@ def _read_wall(ledger: Ledger, iteration: int) -> Wall | None:
         told = json.loads(ledger.store.read_bytes(_wall_path(ledger, iteration)))
     except FileNotFoundError:
         return None
+    if told.get("ahead"):  # how it was noted once
+        told["before"] = ["generate"]
     return Wall(told["wall"], **{f.name: told[f.name] for f in fields(Wall) if f.name in told})
 
 

@@ -19,9 +19,10 @@ from flows import reading, views
 from flows import session as sessions
 from flows.config import RunConfig, changed, parse
 from flows.session import borrowed, make_run, open_ledger, open_tracker
-from infra.driver import busy, holder_of, log_to_terminal, spare_farewells
+from infra.driver import busy, holder_of, interruptible, log_to_terminal, spare_farewells
 from infra.home import Home
 from infra.orphans import attend
+from infra.ray_session import WorkerLost
 from tasks.import_model import import_model
 from tasks.step import OTHER_SOURCE, Note, Run
 
@@ -124,20 +125,22 @@ def import_only(path: str, resources: ResourcesConfig) -> Manifest:
 def at_hand(run: Run | None = None) -> Iterator[None]:
     """Where flows can run: what outlives this process watches it, and a Prefect server answers.
 
-    The residents of `run` and this process load their libraries meanwhile, for the session that the flow opens.
+    The residents of `run` and this process load their libraries meanwhile, for the session that the flow opens. Not on
+    a Ray of others: until the session holds the run, nobody could see or stop what waits for a place there.
     """
     from infra.prefect_tasks import prefect_at_hand
 
     attend()
-    with contextlib.ExitStack() as stack:
+    with interruptible(), contextlib.ExitStack() as stack:
         if run is not None:
             stack.callback(run.fleet.close)
             sessions.begun[run.name] = run.fleet
             stack.callback(sessions.begun.clear)
 
         def load() -> None:
-            if run is not None:
-                run.warm()
+            if run is not None and run.fleet.local:
+                with contextlib.suppress(WorkerLost):  # the first step makes them again
+                    run.warm()
             importlib.import_module("infra.tracking")  # MLflow
 
         stack.enter_context(prefect_at_hand(Home.find(), load))

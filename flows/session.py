@@ -59,7 +59,7 @@ begun: dict[str, Fleet] = {}
 def session(config: RunConfig, patience_s: float = 0.0) -> Iterator[Session]:
     """Hold a run while a flow works on it; one that another process drives is waited for, for `patience_s`.
 
-    Raises StoreError, RunConflict or RunBusy before anything is started.
+    Raises StoreError, RunConflict or RunBusy before anything is entered in the store.
     """
     home = Home.find()
     home.prepare()

@@ -23,7 +23,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
 
-from infra.prefect_tasks import require_prefect
+from infra.prefect_tasks import prefect_url, require_prefect
 
 FILE = Path(__file__).with_name("prefect.yaml")
 VARIABLE = re.compile(r"\{\{ \$(\w+) \}\}")
@@ -94,7 +94,7 @@ def become_worker(pool: str, limit: int | None) -> NoReturn:
 
 def require_server() -> str:
     """The address of the API. Raises ConnectionError if none is set, or it does not answer."""
-    url = os.environ.get("PREFECT_API_URL")
+    url = prefect_url()
     if not url:
         raise ConnectionError(
             "no Prefect server: start one with `rollbook up` in another terminal, or set PREFECT_API_URL"

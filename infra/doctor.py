@@ -78,7 +78,9 @@ def _mlflow(home: Home) -> str:
 
 
 def _prefect() -> str:
-    url = os.environ.get("PREFECT_API_URL")
+    from infra.prefect_tasks import prefect_url
+
+    url = prefect_url()
     if url is None:
         return "no server: each run starts one for itself; `rollbook up` keeps one"
     if not answers(f"{url}/health"):

@@ -34,7 +34,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.events.worker import EventsWorker
-from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from infra.home import Home
@@ -185,7 +184,7 @@ def prefect_at_hand(home: Home, meanwhile: Callable[[], object]) -> Iterator[Non
 
     `meanwhile` is called while that one starts. Raises ConnectionError or ServerError if there is none.
     """
-    if url := PREFECT_API_URL.value():
+    if url := prefect_url():
         require_prefect(url)
         meanwhile()
         yield
@@ -198,8 +197,12 @@ def prefect_at_hand(home: Home, meanwhile: Callable[[], object]) -> Iterator[Non
                 yield
             finally:
                 if server.lives:  # to a dead one each event would be offered for 7 s
-                    APILogWorker.drain_all(timeout=FAREWELL_S, at_exit=False)
-                    EventsWorker.drain_all(timeout=FAREWELL_S, at_exit=False)
+                    EventsWorker.drain_all(timeout=FAREWELL_S, at_exit=False)  # its logs too
+
+
+def prefect_url() -> str | None:
+    """Of the API of the server that is set, by PREFECT_API_URL or Prefect's own profile."""
+    return PREFECT_API_URL.value()
 
 
 def require_prefect(url: str) -> None:

@@ -122,6 +122,11 @@ class Fleet:
                 self._dismiss(name)
             self._session.close()
 
+    @property
+    def local(self) -> bool:
+        """Whether Ray is of this fleet alone, on this machine."""
+        return self._address == "local"
+
     def has(self, role: Role) -> bool:
         """Whether its residents are there."""
         return role.name in self._residents
@@ -173,7 +178,7 @@ class Fleet:
 
     def _gang(self, role: Role) -> list[ActorHandle]:
         world = role.ranks or 1
-        cpus = LOCAL_RANK_CPUS if self._address == "local" else 1.0
+        cpus = LOCAL_RANK_CPUS if self.local else 1.0
         place = {"CPU": cpus} | ({"GPU": role.gpus} if role.gpus else {})
         group = placement_group([place] * world, strategy="STRICT_PACK")  # ranks write one checkpoint folder
         self._groups[role.name] = group

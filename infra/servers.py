@@ -6,6 +6,7 @@ SQLite unless the environment names another database: MLFLOW_TRACKING_URI, PREFE
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from pathlib import Path
 from infra.home import SERVERS, Home
 
 HOST = "127.0.0.1"
-START_S = 180.0
+START_S = 300.0
+TELLING = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR"}  # a server that fails says why, in its log
+OWN_PORTS = range(8000, 9000)  # none that the system gives to whoever asks for any
 
 
 class ServerError(RuntimeError):
@@ -52,7 +55,7 @@ def serving(home: Home, mlflow_port: int, prefect_port: int) -> Iterator[tuple[S
         backend = {"MLFLOW_BACKEND_STORE_URI": home.tracking_uri}  # not an argument, which all users of a machine see
         mlflow = stack.enter_context(_process("mlflow", _mlflow_command(home, mlflow_port), home, backend))
         pages = {"PREFECT_SERVER_UI_API_URL": f"{prefect_url}/api"}  # by default they ask port 4200, whatever the port
-        prefect = stack.enter_context(_process("prefect", _prefect_command(prefect_port), home, pages))
+        prefect = stack.enter_context(_process("prefect", _prefect_command(prefect_port), home, pages | TELLING))
         _await("MLflow", f"{mlflow_url}/health", mlflow, home.root / "mlflow.log")
         _await("Prefect", f"{prefect_url}/api/health", prefect, home.root / "prefect.log")
         servers = Servers(mlflow_url, prefect_url, (mlflow.pid, prefect.pid))
@@ -89,13 +92,11 @@ def own_prefect(home: Home) -> Iterator[OwnPrefect]:
     Prefect's client would start such a server too; but only once the flow begins, after it has loaded the whole server
     into the caller (3 s of CPU), and in the caller's process group, where Ctrl-C ends it before the flow.
     """
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = next(port for port in random.sample(OWN_PORTS, len(OWN_PORTS)) if _is_free(port))
     app = ["--factory", "prefect.server.api.server:create_app", "--lifespan", "on", "--log-level", "error"]
     command = [sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)]
     how = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-    with _process("prefect", command, home, how) as process:
+    with _process("prefect", command, home, how | TELLING) as process:
         yield OwnPrefect(f"http://{HOST}:{port}/api", process, home.root / "prefect.log")
 
 
@@ -125,14 +126,20 @@ def _process(name: str, command: list[str], home: Home, own: dict[str, str]) -> 
 
 
 def _require_free(name: str, port: int) -> None:
+    if not _is_free(port):
+        raise ServerError(
+            f"port {port} for {name} is taken; stop what uses it, or choose another with --{name.lower()}-port"
+        )
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
-            raise ServerError(
-                f"port {port} for {name} is taken; stop what uses it, or choose another with --{name.lower()}-port"
-            ) from None
+            return False
+    return True
 
 
 def _await(name: str, url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from data.ledger import Ledger
 from data.manifest import Manifest
 from data.store import Store
 from infra.home import Home
+from infra.orphans import attend
+from infra.prefect_tasks import prefect_at_hand
 from infra.ray_session import Fleet
-from infra.servers import own_prefect
 
 ROOT = Path(__file__).parents[2]
 SORT = ROOT / "flows" / "configs" / "sort.toml"
@@ -90,26 +90,20 @@ class Desk:
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """One for the flows that run in this process: each command would start its own."""
-    home = Home.find()
-    home.prepare()
-    with own_prefect(home) as server:
-        server.await_ready()
-        with temporary_settings({PREFECT_API_URL: server.url}):
-            yield
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home that was never used, but for its databases: to lay them out takes Prefect and MLflow 10 s and more.
 
-
-@pytest.fixture(scope="session")
-def databases(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home that was never used, but for its databases: to lay them out takes Prefect and MLflow 10 s and more."""
-    root = tmp_path_factory.mktemp("databases")
+    For as long as it is there, flows that run in this process have one Prefect server: each would start its own.
+    """
+    root, home = tmp_path_factory.mktemp("databases"), Home.find()
     (root / "prefect").mkdir()
-    laid_out = Home.find().prefect / "prefect.db"
-    with closing(sqlite3.connect(laid_out)) as mine, closing(sqlite3.connect(root / "prefect/prefect.db")) as copy:
-        mine.backup(copy)
-    MlflowClient(f"sqlite:///{root}/mlflow.db").search_experiments()
-    return root
+    home.prepare()
+    attend()
+    with prefect_at_hand(home, MlflowClient(f"sqlite:///{root}/mlflow.db").search_experiments):
+        used, copied = home.prefect / "prefect.db", root / "prefect/prefect.db"
+        with closing(sqlite3.connect(used)) as mine, closing(sqlite3.connect(copied)) as copy:
+            mine.backup(copy)
+        yield root
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +136,7 @@ class SharedFleet(Fleet):
 
 @pytest.fixture(scope="module")
 def home(
-    finished: tuple[Any, str], fleet: Fleet, prefect_server: None, tmp_path_factory: pytest.TempPathFactory
+    finished: tuple[Any, str], fleet: Fleet, databases: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
     """A copy of the finished small run, as the home of this process, with residents that its tests share."""
     root = tmp_path_factory.mktemp("replaying") / ".rollbook"

@@ -99,3 +99,15 @@ def test_stop_ends_cleanly_and_the_command_resumes(stopped: Stopped) -> None:
     done = mine.json("ls")["runs"][0]["iterations"]
     mine.run(f"iterations={done + 1}")
     assert mine.json("ls")["runs"][0]["iterations"] == done + 1
+
+
+def test_a_stop_while_it_starts_leaves_nothing(desk: Callable[[str], Any]) -> None:
+    """Prefect's server and Ray are on their way, and no driver is on record yet."""
+    mine = desk("starting")
+    with Running(mine, mine.small()) as running:
+        running.until(lambda: any("uvicorn" in process.cmdline() for process in running.family()))
+        time.sleep(1.0)  # Ray has begun
+        running.driver.terminate()
+        assert running.driver.wait(60) == 130, running.story()
+        assert "stopped; the same command goes on" in running.story()
+    assert not running.folder.exists()  # of the run nothing is on record
