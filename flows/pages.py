@@ -22,12 +22,6 @@ SHORT = {
 }
 
 
-def _histogram(path: Path, **told: Any) -> None:
-    from infra.plots import histogram_png  # matplotlib is loaded by whoever draws
-
-    histogram_png(path, **told)
-
-
 def artifact_key(run: str) -> str:
     """A run's name as Prefect allows it in artifact keys: lower case, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
@@ -81,9 +75,11 @@ def iteration_files(ledger: Ledger, summary: IterationSummary) -> dict[str, Call
         made["report.html"] = partial(write_report, ledger, summary)
     found: Any = summary.mismatch
     if found is not None and found["measured"]:
+        from infra.plots import histogram_png  # with matplotlib, which only the thread that tells MLflow needs
+
         title = f"{ledger.run}, iteration {summary.iteration}: engine against trainer"
         label = "Δ log-prob, trainer - engine, nats"
-        draw = partial(_histogram, title=title, label=label, edges=found["edges"], counts=found["counts"])
+        draw = partial(histogram_png, title=title, label=label, edges=found["edges"], counts=found["counts"])
         made["plots/mismatch.png"] = draw
     return made
 

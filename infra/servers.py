@@ -92,7 +92,9 @@ def own_prefect(home: Home) -> Iterator[OwnPrefect]:
     Prefect's client would start such a server too; but only once the flow begins, after it has loaded the whole server
     into the caller (3 s of CPU), and in the caller's process group, where Ctrl-C ends it before the flow.
     """
-    port = next(port for port in random.sample(OWN_PORTS, len(OWN_PORTS)) if _is_free(port))
+    port = next(filter(_is_free, random.sample(OWN_PORTS, len(OWN_PORTS))), None)
+    if port is None:
+        raise ServerError(f"no port from {OWN_PORTS[0]} to {OWN_PORTS[-1]} is free for Prefect; set PREFECT_API_URL")
     app = ["--factory", "prefect.server.api.server:create_app", "--lifespan", "on", "--log-level", "error"]
     command = [sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)]
     how = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}

@@ -294,10 +294,7 @@ def perform(
         user_code={name: unit.digest for name, unit in (code or {}).items()},
         execution=run.execution,
     )
-    if iteration is None or step.name in run.aside:
-        address = run.ledger.shared(request)
-    else:
-        address = run.ledger.among(iteration, request) if step.several else run.ledger.at(iteration, step.name)
+    address = _address(run, step, iteration, request)
     recorded = run.ledger.resolve(address, request)
     checked = run.verification if iteration is not None else None
     if recorded is None and checked is not None:
@@ -324,6 +321,12 @@ def perform(
     digests = dict(request.input_digests)
     made = as_task(step.name, call, key=request.key, inputs=digests)
     return made if checked is None else checked.note(recorded, made)
+
+
+def _address(run: Run, step: Step, iteration: int | None, request: Request) -> Address:
+    if iteration is None or step.name in run.aside:
+        return run.ledger.shared(request)
+    return run.ledger.among(iteration, request) if step.several else run.ledger.at(iteration, step.name)
 
 
 def _body(

@@ -14,7 +14,6 @@ import pytest
 from tests.flows.chaos import STEPS, Kill, Running, require_equal
 
 ITERATIONS = 9
-RESIDENTS = ["engine", "trainer 0", "worker"]
 
 
 @dataclass(frozen=True)
@@ -51,26 +50,24 @@ def stopped(desk: Callable[[str], Any]) -> Stopped:
     return Stopped(mine, driver.pid, status, busy, stop, said, driver.returncode)
 
 
-def kills_of_today(residents: int) -> list[Kill]:
-    """So many residents, then the driver, each in another step; the commit, or else the day, turns to the next ones."""
+def kills_of_today() -> list[Kill]:
+    """Each process once, each in another step; the commit, or else the day, turns to the next four of 24."""
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     turn = int(asked.stdout, 16) if asked.returncode == 0 else datetime.date.today().toordinal()
-    first = turn // len(STEPS) % len(RESIDENTS)
-    victims = [*(RESIDENTS * 2)[first : first + residents], "driver"]  # that one last: all others then die with it
+    victims = ("engine", "trainer 0", "worker", "driver")  # that one last: all others then die with it
     return [Kill(victim, STEPS[(turn + i) % len(STEPS)], 1 + 2 * i, turn % 2**32) for i, victim in enumerate(victims)]
 
 
-@pytest.mark.parametrize("residents", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_c21_run_whose_processes_were_killed_ends_as_the_undisturbed_one(
-    desk: Callable[[str], Any], stopped: Stopped, residents: int
+def test_c21_run_whose_every_process_was_killed_ends_as_the_undisturbed_one(
+    desk: Callable[[str], Any], stopped: Stopped
 ) -> None:
     """Its residents are cold again and again, the other's stay warm. What was on record is not made again.
 
     The last kill is not in the last iteration, after which evaluations would be next.
     """
-    mine, iterations = desk(f"killed-{residents}"), 2 * residents + 3
-    with Running(mine, mine.small(f"iterations={iterations}")) as running:
-        for kill in kills_of_today(residents):
+    mine = desk("killed")
+    with Running(mine, mine.small(f"iterations={ITERATIONS}")) as running:
+        for kill in kills_of_today():
             before = {path: path.stat().st_mtime_ns for path in manifests(mine)}
             running.kill(kill)
             assert {path: path.stat().st_mtime_ns for path in before} == before, kill
@@ -80,7 +77,7 @@ def test_c21_run_whose_processes_were_killed_ends_as_the_undisturbed_one(
     at, beside = STEPS.index(kill.step), kill.step == "score"
     possible = (STEPS * 2)[at : at + 2 + beside]
     assert running.repeated()[0] in possible and kill.victim == "driver"
-    require_equal(mine.ledger, stopped.desk.ledger, iterations)
+    require_equal(mine.ledger, stopped.desk.ledger, ITERATIONS)
     starts = mine.ledger.store.list_dirs("small/drivers")
     assert starts == ["000001", "000002"]  # and each was a driver's claim to the run
 
